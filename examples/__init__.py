@@ -1,0 +1,1 @@
+"""Example programs for async_orch; they use its public names only."""
