@@ -98,70 +98,89 @@ ENDINGS = (
 PLOTS: tuple[tuple[Sequence[Sequence[str]], str], ...] = (
     (
         LOST,
-        "One [sunny|windy|grey|cold] [morning|afternoon], {A} could not find {his} {x0}. {He} looked [in "
-        "the kitchen|behind the stove|in every drawer] and [in the garden|down in the cellar|along the "
-        "road], but it was not there. “[Do not cry|Do not worry],” said {B} the {b}. “[Two see more than "
-        "one|Let us look together].” They walked [slowly|step by step] [along the path|down to the "
-        "water|around the house]. At last {B} saw the {x0} {x1} — {x2}. {A} was so [happy|glad] that {he} "
-        "[danced|jumped for joy|sang all the way home].",
+        (
+            "One [sunny|windy|grey|cold] [morning|afternoon], {A} could not find {his} {x0}. {He} looked "
+            "[in the kitchen|behind the stove|in every drawer] and [in the garden|down in the cellar|along "
+            "the road], but it was not there. “[Do not cry|Do not worry],” said {B} the {b}. “[Two see more"
+            " than one|Let us look together].” They walked [slowly|step by step] [along the path|down to "
+            "the water|around the house]. At last {B} saw the {x0} {x1} — {x2}. {A} was so [happy|glad] "
+            "that {he} [danced|jumped for joy|sang all the way home]."
+        ),
     ),
     (
         BROKEN,
-        "One night there was a [terrible|great|wild] storm, and {x1}. In the morning {A} looked at the {x0}"
-        " and [sighed|shook {his} head]. “I cannot mend the {x0} alone,” {he} said. So {he} [went "
-        "to|called|asked] {his} friend {B} the {b}, who brought {x2}. {A} and {B} {x3}. They worked until "
-        "[the sun went down|noon|the moon came out]. The next storm came [in the autumn|a week later|soon "
-        "after], but this time the {x0} held, because [they had built it well|two had built it].",
+        (
+            "One night there was a [terrible|great|wild] storm, and {x1}. In the morning {A} looked at the "
+            "{x0} and [sighed|shook {his} head]. “I cannot mend the {x0} alone,” {he} said. So {he} [went "
+            "to|called|asked] {his} friend {B} the {b}, who brought {x2}. {A} and {B} {x3}. They worked "
+            "until [the sun went down|noon|the moon came out]. The next storm came [in the autumn|a week "
+            "later|soon after], but this time the {x0} held, because [they had built it well|two had built "
+            "it]."
+        ),
     ),
     (
         NOISES,
-        "Late one [evening|night], {A} heard a strange {x0} in the dark. {His} heart beat fast, and {he} "
-        "pulled the blanket over {his} [head|ears]. “Who is there?” [{he} whispered|{he} called]. Nobody "
-        "answered — only the {x0} went on. So {A} [took a lantern|lit a candle] and woke {B} the {b}. "
-        "Together they [crept|tiptoed] down the stairs. It was only {x1}! They {x2}, and then it was quiet."
-        " “[A thing you know|What you can see] is never so bad,” said {B}.",
+        (
+            "Late one [evening|night], {A} heard a strange {x0} in the dark. {His} heart beat fast, and "
+            "{he} pulled the blanket over {his} [head|ears]. “Who is there?” [{he} whispered|{he} called]. "
+            "Nobody answered — only the {x0} went on. So {A} [took a lantern|lit a candle] and woke {B} the"
+            " {b}. Together they [crept|tiptoed] down the stairs. It was only {x1}! They {x2}, and then it "
+            "was quiet. “[A thing you know|What you can see] is never so bad,” said {B}."
+        ),
     ),
     (
         SKILLS,
-        "{A} wanted to learn to {x0}. On the first day {he} {x1}, and [everybody|the ducks|the crows] "
-        "laughed. “I will never learn it,” said {A}. But {B} the {b} [sat down beside {him}|smiled]. “You "
-        "must {x2},” said {B}. “And try again tomorrow.” So {A} tried again the next day, and the day after"
-        " that — [a little better|less badly] each time. When [spring|summer|winter] came, {he} {x3}, and "
-        "this time everybody clapped.",
+        (
+            "{A} wanted to learn to {x0}. On the first day {he} {x1}, and [everybody|the ducks|the crows] "
+            "laughed. “I will never learn it,” said {A}. But {B} the {b} [sat down beside {him}|smiled]. "
+            "“You must {x2},” said {B}. “And try again tomorrow.” So {A} tried again the next day, and the "
+            "day after that — [a little better|less badly] each time. When [spring|summer|winter] came, "
+            "{he} {x3}, and this time everybody clapped."
+        ),
     ),
     (
         SEEDS,
-        "In spring, {A} found a {x0} [on the road|in an old coat|under a stone] and put it into the ground."
-        " {He} watered it every [morning|evening]. But then [it did not rain for a month|the well ran dry],"
-        " and the leaves turned yellow. “[My plant is thirsty|It will die],” said {A}. {B} the {b} heard it"
-        " and carried water [from the river|from the lake|up the hill], one bucket after the other. So it "
-        "lived, and it {x1}. In the autumn there was {x2}, and {A} gave half of it to {B}.",
+        (
+            "In spring, {A} found a {x0} [on the road|in an old coat|under a stone] and put it into the "
+            "ground. {He} watered it every [morning|evening]. But then [it did not rain for a month|the "
+            "well ran dry], and the leaves turned yellow. “[My plant is thirsty|It will die],” said {A}. "
+            "{B} the {b} heard it and carried water [from the river|from the lake|up the hill], one bucket "
+            "after the other. So it lived, and it {x1}. In the autumn there was {x2}, and {A} gave half of "
+            "it to {B}."
+        ),
     ),
     (
         tuple((food,) for food in FOODS),
-        "One [cold|snowy|wet] day, {A} sat down to eat {his} last {x0}. Then somebody knocked at the door. "
-        "It was {B} the {b}, [wet and tired|cold and hungry|with snow on {his2} nose]. “I have eaten "
-        "nothing since yesterday,” said {B}. {A} looked at the {x0} and cut it into two halves. “[Half is "
-        "enough for me|It tastes better together],” {he} said. [A week|A month] later {A} was ill and could"
-        " not leave the house. Who came with a [full|heavy] basket? It was {B}, because {he2} had not "
-        "forgotten.",
+        (
+            "One [cold|snowy|wet] day, {A} sat down to eat {his} last {x0}. Then somebody knocked at the "
+            "door. It was {B} the {b}, [wet and tired|cold and hungry|with snow on {his2} nose]. “I have "
+            "eaten nothing since yesterday,” said {B}. {A} looked at the {x0} and cut it into two halves. "
+            "“[Half is enough for me|It tastes better together],” {he} said. [A week|A month] later {A} was"
+            " ill and could not leave the house. Who came with a [full|heavy] basket? It was {B}, because "
+            "{he2} had not forgotten."
+        ),
     ),
     (
         (("old mill",), ("harbour",), ("big rock",), ("chapel",), ("end of the lake",)),
-        "One [sunny|bright|warm] day, {A} and {B} the {b} ran a race to the {x0}. “I am faster than you!” "
-        "[called|cried] {B}, and {he2} was soon far ahead. But {he2} did not look at the path, stepped into"
-        " a hole and hurt {his2} foot. {A} could have [run past|won]. Instead {he} stopped and [helped "
-        "{him2} up|took {him2} by the arm]. They reached the {x0} together, [very late|when the sun was "
-        "low]. “Who has won?” asked [an old crow|the miller]. “Both,” said {B}, and so it was.",
+        (
+            "One [sunny|bright|warm] day, {A} and {B} the {b} ran a race to the {x0}. “I am faster than "
+            "you!” [called|cried] {B}, and {he2} was soon far ahead. But {he2} did not look at the path, "
+            "stepped into a hole and hurt {his2} foot. {A} could have [run past|won]. Instead {he} stopped "
+            "and [helped {him2} up|took {him2} by the arm]. They reached the {x0} together, [very late|when"
+            " the sun was low]. “Who has won?” asked [an old crow|the miller]. “Both,” said {B}, and so it "
+            "was."
+        ),
     ),
     (
         (("the baker",), ("the teacher",), ("the doctor",), ("the old captain",), ("the clockmaker",)),
-        "One [foggy|rainy|windy] morning, {A} had to carry a letter to {x0}. The road was long, and in the "
-        "[fog|wood] {he} lost the way. {He} [sat down on a stone|stood still] and listened. Far away, a "
-        "bell rang — it was {B} the {b}, who [rang it|rang the bell] whenever [the fog was thick|someone "
-        "was late]. {A} followed the sound [step by step|over the fields] and came to the house of {x0} "
-        "before [noon|dark]. The letter said: “Come to my feast, and bring a friend.” So {A} brought {B}, "
-        "and all of them ate {dish}.",
+        (
+            "One [foggy|rainy|windy] morning, {A} had to carry a letter to {x0}. The road was long, and in "
+            "the [fog|wood] {he} lost the way. {He} [sat down on a stone|stood still] and listened. Far "
+            "away, a bell rang — it was {B} the {b}, who [rang it|rang the bell] whenever [the fog was "
+            "thick|someone was late]. {A} followed the sound [step by step|over the fields] and came to the"
+            " house of {x0} before [noon|dark]. The letter said: “Come to my feast, and bring a friend.” So"
+            " {A} brought {B}, and all of them ate {dish}."
+        ),
     ),
 )  # fmt: skip
 
