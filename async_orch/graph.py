@@ -29,3 +29,23 @@ API::
 to them. The region named ``"image"`` is the image itself: kernels may read it (inputs of `put`), never write it.
 A graph that does not fit raises `GraphOverflow`, a wrong argument `GraphError`, a damaged image `ImageCorrupt`.
 """
+
+from __future__ import annotations
+
+from async_orch._graph_builder import GraphBuilder, Operand
+from async_orch._graph_describe import describe
+from async_orch._graph_execute import execute
+from async_orch._graph_kernels import Kernel, KernelTable
+from async_orch.exceptions import GraphError, GraphOverflow, ImageCorrupt
+
+__all__ = [
+    "GraphBuilder",
+    "GraphError",
+    "GraphOverflow",
+    "ImageCorrupt",
+    "Kernel",
+    "KernelTable",
+    "Operand",
+    "describe",
+    "execute",
+]

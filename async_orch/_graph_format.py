@@ -1,0 +1,162 @@
+"""The bytes of a graph image: record types, header, checksum. The layout is documented in `async_orch.graph`."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_orch.exceptions import GraphError
+
+__all__ = [
+    "ALIGNMENT",
+    "ARG",
+    "CODE_OF_DTYPE",
+    "DTYPES",
+    "FANIN",
+    "HEADER",
+    "HEADER_NBYTES",
+    "IMAGE_REGION",
+    "KIND_FLOAT",
+    "KIND_INT",
+    "KIND_TENSOR",
+    "MAGIC",
+    "MAX_NDIM",
+    "N_SECTIONS",
+    "OPERAND",
+    "PACK_FLOAT",
+    "PACK_HEADER",
+    "PACK_TENSOR",
+    "REGION",
+    "REGION_NAME_NBYTES",
+    "SECTION_NAMES",
+    "SECTION_NBYTES",
+    "TASK",
+    "VERSION",
+    "Bytes",
+    "Section",
+    "aligned",
+    "checksum",
+    "require_bytes",
+]
+
+Bytes = NDArray[np.uint8]
+
+MAGIC: Final = b"AORCHGRF"
+VERSION: Final = 1
+ALIGNMENT: Final = 64
+IMAGE_REGION: Final = "image"
+REGION_NAME_NBYTES: Final = 24
+MAX_NDIM: Final = 4
+
+KIND_TENSOR: Final = 0
+KIND_INT: Final = 1
+KIND_FLOAT: Final = 2
+
+DTYPES: Final[tuple[np.dtype[np.generic], ...]] = tuple(
+    np.dtype(code)
+    for code in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+)
+"""Element types; a dtype code is a position in this tuple. New types are appended, never inserted."""
+
+CODE_OF_DTYPE: Final[dict[np.dtype[np.generic], int]] = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+HEADER: Final = np.dtype(
+    {
+        "names": [
+            "magic",
+            "version",
+            "header_nbytes",
+            "image_nbytes",
+            "checksum",
+            "flags",
+            "table",
+            "reserved",
+            "sections",
+        ],
+        "formats": ["S8", "<u4", "<u4", "<u8", "<u4", "<u4", "<u8", ("<u8", (3,)), ("<u8", (8, 2))],
+        "offsets": [0, 8, 12, 16, 24, 28, 32, 40, 64],
+        "itemsize": 192,
+    }
+)
+REGION: Final = np.dtype([("name", f"S{REGION_NAME_NBYTES}"), ("nbytes", "<u8")])
+TASK: Final = np.dtype(
+    [
+        ("kind", "<u2"),
+        ("flags", "<u2"),
+        ("kernel", "<u4"),
+        ("fanin_start", "<u4"),
+        ("fanin_count", "<u4"),
+        ("arg_start", "<u4"),
+        ("arg_count", "<u4"),
+    ]
+)
+FANIN: Final = np.dtype("<i4")
+ARG: Final = np.dtype("<i4")
+OPERAND: Final = np.dtype(
+    {
+        "names": ["kind", "dtype", "region", "ndim", "reserved", "offset", "real", "shape"],
+        "formats": ["u1", "u1", "<u2", "u1", ("u1", (3,)), "<i8", "<f8", ("<i4", (MAX_NDIM,))],
+        "offsets": [0, 1, 2, 4, 5, 8, 8, 16],
+        "itemsize": 32,
+    }
+)
+
+HEADER_NBYTES: Final = HEADER.itemsize
+SECTION_NAMES: Final = ("user", "regions", "tasks", "fanin", "args", "operands", "reserved6", "reserved7")
+SECTION_NBYTES: Final = (
+    1,
+    REGION.itemsize,
+    TASK.itemsize,
+    FANIN.itemsize,
+    ARG.itemsize,
+    OPERAND.itemsize,
+    1,
+    1,
+)
+N_SECTIONS: Final = 6
+"""Sections in use by this version; the other two are for recorded graphs and must be zero."""
+
+# One struct.pack_into is about a third of the time of assigning a tuple to a structured record.
+PACK_HEADER: Final = struct.Struct("<8sIIQIIQ24x16Q")
+PACK_TENSOR: Final = struct.Struct("<BBHB3xqiiii")
+PACK_FLOAT: Final = struct.Struct("<BBHB3xdiiii")
+
+_CHECKSUM_OFFSET = 24
+_CHECKSUM_END = 28
+
+
+class Section(NamedTuple):
+    """Where a pool lies in the image: byte offset, number of records."""
+
+    offset: int
+    count: int
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to the next multiple of 64."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def checksum(image: Bytes, pools_offset: int, image_nbytes: int) -> int:
+    """CRC-32 of the header without its checksum field, and of everything behind the user area."""
+    crc = zlib.crc32(image[:_CHECKSUM_OFFSET])
+    crc = zlib.crc32(image[_CHECKSUM_END:HEADER_NBYTES], crc)
+    return zlib.crc32(image[pools_offset:image_nbytes], crc)
+
+
+def require_bytes(array: object, what: str, *, writable: bool) -> Bytes:
+    """`array` if it is a contiguous one-dimensional uint8 array (writable if asked), else `GraphError`."""
+    if not isinstance(array, np.ndarray):
+        raise GraphError(f"{what} must be a numpy uint8 array, got {type(array).__name__}")
+    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise GraphError(
+            f"{what} must be a contiguous one-dimensional uint8 array, got dtype {array.dtype}, shape {array.shape}; "
+            "pass array.reshape(-1).view(numpy.uint8)"
+        )
+    if writable and not array.flags.writeable:
+        raise GraphError(f"{what} is read-only; the builder needs a writable array")
+    return array

@@ -1,0 +1,143 @@
+"""Dependencies from the bytes that tasks read and write.
+
+Each region is kept as a list of disjoint byte ranges, each with the task that last wrote it and the tasks that have
+read it since. A read depends on the writers of the ranges it touches (read after write); a write depends on their
+readers, or on the writer where nobody has read since (write after read, write after write), and becomes the writer.
+What is further back is reached through these.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_orch._graph_format import DTYPES, KIND_TENSOR
+
+__all__ = ["DependencyInference", "RegionHistory"]
+
+Ints = NDArray[np.int64]
+
+_ITEM_NBYTES = np.array([dtype.itemsize for dtype in DTYPES], np.int64)
+_NOBODY = -1
+
+
+class RegionHistory:
+    """Who last wrote, and who has read since, each byte of one region."""
+
+    __slots__ = ("_readers", "_starts", "_writers")
+
+    def __init__(self) -> None:
+        # Range i is [starts[i], starts[i + 1]); the first starts at 0, the last has no end.
+        self._starts = [0]
+        self._writers = [_NOBODY]
+        self._readers: list[tuple[int, ...]] = [()]
+
+    def read(self, task: int, start: int, end: int, found: set[int]) -> None:
+        """Record a read of bytes [start, end) and add the tasks it depends on to `found`."""
+        first, last = self._cut(start, end)
+        found.update(self._writers[first:last])
+        for position in range(first, last):
+            readers = self._readers[position]
+            if not readers or readers[-1] != task:
+                self._readers[position] = (*readers, task)
+
+    def write(self, task: int, start: int, end: int, found: set[int]) -> None:
+        """Record a write of bytes [start, end) and add the tasks it depends on to `found`."""
+        first, last = self._cut(start, end)
+        for position in range(first, last):
+            earlier = [reader for reader in self._readers[position] if reader != task]
+            if earlier:
+                found.update(earlier)
+            else:
+                found.add(self._writers[position])
+        self._starts[first:last] = [start]
+        self._writers[first:last] = [task]
+        self._readers[first:last] = [()]
+
+    def _cut(self, start: int, end: int) -> tuple[int, int]:
+        """Split ranges so that [start, end) is exactly the ranges first to last - 1."""
+        first = self._cut_at(start)
+        return first, self._cut_at(end)
+
+    def _cut_at(self, byte: int) -> int:
+        position = bisect_right(self._starts, byte) - 1
+        if self._starts[position] == byte:
+            return position
+        self._starts.insert(position + 1, byte)
+        self._writers.insert(position + 1, self._writers[position])
+        self._readers.insert(position + 1, self._readers[position])
+        return position + 1
+
+
+class DependencyInference:
+    """Derives fan-ins, and gives the last answer again while the same tasks touch the same bytes."""
+
+    def __init__(self) -> None:
+        self._key: tuple[bytes, ...] = ()
+        self._answer: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def __call__(
+        self,
+        arg_counts: Ints,
+        args: Ints,
+        outputs: NDArray[np.bool_],
+        operands: NDArray[np.void],
+        explicit_counts: list[int],
+        explicit: list[int],
+    ) -> tuple[Ints, Ints]:
+        """Fan-in counts and the fan-in pool, `explicit` dependencies included.
+
+        `outputs` says for each argument whether it is written. The image and scalars take no part: nobody writes
+        them.
+        """
+        starts = operands["offset"]
+        ends = starts + _ITEM_NBYTES[operands["dtype"]] * operands["shape"].prod(axis=1, dtype=np.int64)
+        region = np.where(operands["kind"] == KIND_TENSOR, operands["region"], 0).astype(np.int64)
+        takes_part = (region != 0) & (ends > starts)
+        spans = np.stack((region, starts, ends), axis=1)[args]
+        spans[~takes_part[args]] = 0
+        counts = np.array(explicit_counts, np.int64)
+        key = (
+            arg_counts.tobytes(),
+            spans.tobytes(),
+            outputs.tobytes(),
+            counts.tobytes(),
+            np.array(explicit, np.int64).tobytes(),
+        )
+        if key != self._key:
+            self._answer = _derive(arg_counts, spans, outputs, explicit_counts, explicit)
+            self._key = key
+        return self._answer
+
+
+def _derive(
+    arg_counts: Ints,
+    spans: Ints,
+    outputs: NDArray[np.bool_],
+    explicit_counts: Iterable[int],
+    explicit: list[int],
+) -> tuple[Ints, Ints]:
+    histories: dict[int, RegionHistory] = {}
+    accesses = list(zip(spans.tolist(), outputs.tolist(), strict=True))
+    counts: list[int] = []
+    fanin: list[int] = []
+    arg = 0
+    given = 0
+    for task, (n_args, n_given) in enumerate(zip(arg_counts.tolist(), explicit_counts, strict=True)):
+        found = set(explicit[given : given + n_given])
+        given += n_given
+        # An output may be read as well; as a write it waits for the same tasks, and for more.
+        for written in (False, True):
+            for (region, start, end), is_output in accesses[arg : arg + n_args]:
+                if region and is_output == written:
+                    history = histories.setdefault(region, RegionHistory())
+                    (history.write if written else history.read)(task, start, end, found)
+        arg += n_args
+        found.discard(task)
+        found.discard(_NOBODY)
+        counts.append(len(found))
+        fanin += sorted(found)
+    return np.array(counts, np.int64), np.array(fanin, np.int64)
