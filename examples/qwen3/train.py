@@ -102,12 +102,12 @@ def train(model: Qwen3, rows: Tensor, options: argparse.Namespace) -> int:
     vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
-    warm_up = max(1, options.steps // 25)
+    warm_up: int = max(1, options.steps // 25)
 
     def factor(step: int) -> float:
         if step < warm_up:
             return (step + 1) / warm_up
-        progress = (step - warm_up) / max(1, options.steps - warm_up)
+        progress: float = (step - warm_up) / max(1, options.steps - warm_up)
         return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
