@@ -1,0 +1,83 @@
+"""The runner's closing table and its JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from examples.qwen3.figures import Figures, ModeRun
+
+__all__ = ["json_object", "table"]
+
+_JSON_KEYS = (
+    "ms_per_step_p50",
+    "tokens_per_s",
+    "alloc_nbytes_per_step",
+    "alloc_ms_per_step",
+    "copy_mb_per_s",
+    "device_idle_share",
+)
+
+_ROWS: tuple[tuple[str, Callable[[Figures], float | None], str], ...] = (
+    ("steps", lambda f: f.steps, "{:,.0f}"),
+    ("ms a step (p50)", lambda f: f.ms_per_step_p50, "{:.3f}"),
+    ("tokens/s", lambda f: f.tokens_per_s, "{:,.0f}"),
+    ("alloc B a step", lambda f: f.alloc_nbytes_per_step, "{:,.0f}"),
+    ("alloc ms a step", lambda f: f.alloc_ms_per_step, "{:.3f}"),
+    ("build ms (p50)", lambda f: f.build_ms_p50, "{:.3f}"),
+    ("copy B a step", lambda f: f.copy_nbytes_per_step, "{:,.0f}"),
+    ("copy MB/s", lambda f: f.copy_mb_per_s, "{:,.0f}"),
+    ("device ms (p50)", lambda f: f.device_ms_p50, "{:.3f}"),
+    (
+        "device idle share",
+        lambda f: None if f.device_idle_share is None else 100 * f.device_idle_share,
+        "{:.1f} %",
+    ),
+)
+
+
+def json_object(runs: Sequence[ModeRun], support: str) -> dict[str, Any]:
+    """One entry a mode: the figures of its steady steps, its tokens, and the figures of its cold steps apart.
+
+    ``support`` says how far the figures can be trusted, in the backend's words.
+    """
+    return {run.mode: _mode_object(run, support) for run in runs}
+
+
+def _mode_object(run: ModeRun, support: str) -> dict[str, Any]:
+    steady, cold = run.steady or run.cold, run.cold
+    return {
+        **{key: None if steady is None else getattr(steady, key) for key in _JSON_KEYS},
+        "tokens": run.tokens,
+        "support": support,
+        "steps": len(run.steps),
+        "cold": None if cold is None else cold.as_json(),
+    }
+
+
+def table(runs: Sequence[ModeRun], title: str) -> Table:
+    """The modes side by side; steps that paid a one-time cost apart from all others.
+
+    A figure that the device cannot tell, or that makes no sense, shows as "-".
+    """
+    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, min_width=60)
+    result.add_column("")
+    for run in runs:
+        result.add_column(run.mode, justify="right")
+    _add_part(result, "warm (naive: each step allocates)", [run.steady for run in runs])
+    result.add_section()
+    _add_part(result, "cold (one-time costs)", [run.cold for run in runs])
+    return result
+
+
+def _add_part(result: Table, heading: str, parts: Sequence[Figures | None]) -> None:
+    result.add_row(heading, *[""] * len(parts))
+    for label, value_of, form in _ROWS:
+        cells = []
+        for part in parts:
+            value = None if part is None else value_of(part)
+            cells.append("-" if value is None else form.format(value))
+        result.add_row(f"  {label}", *cells)

@@ -1,0 +1,230 @@
+"""Random tiny checkpoints, a slow plain decoder to compare with, and a serial driver without an engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from async_orch.abc import Buffer, ByteArray
+from examples.qwen3.program import DecodeOutput, Qwen3Decode
+from examples.qwen3.schedule import Schedule
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 259,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+}
+END_OF_TEXT = 256
+
+Array = npt.NDArray[Any]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer without merges: token b is byte number b of the alphabet, 256 ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: n for n, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def make_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Write a random model folder with `SIZES` and the ``changes``; returns what went into `config.json`."""
+    config = {"model_type": "qwen3", "hidden_act": "silu", "eos_token_id": END_OF_TEXT, **SIZES, **changes}
+    rng = np.random.default_rng(seed)
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+
+    def matrix(rows: int, columns: int) -> Array:
+        return (rng.standard_normal((rows, columns)) / math.sqrt(columns)).astype(np.float32)
+
+    def norm(width: int) -> Array:
+        return rng.uniform(0.5, 1.5, width).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
+        "model.norm.weight": norm(hidden),
+    }
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        tensors |= {
+            f"model.layers.{layer}.{name}.weight": value
+            for name, value in {
+                "input_layernorm": norm(hidden),
+                "post_attention_layernorm": norm(hidden),
+                "self_attn.q_proj": matrix(q, hidden),
+                "self_attn.k_proj": matrix(kv, hidden),
+                "self_attn.v_proj": matrix(kv, hidden),
+                "self_attn.o_proj": matrix(hidden, q),
+                "self_attn.q_norm": norm(head_dim),
+                "self_attn.k_norm": norm(head_dim),
+                "mlp.gate_proj": matrix(inner, hidden),
+                "mlp.up_proj": matrix(inner, hidden),
+                "mlp.down_proj": matrix(hidden, inner),
+            }.items()
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return config
+
+
+def plain_logits(folder: Path, ids: Sequence[int]) -> Array:
+    """Logits [vocab] after ``ids``: a whole forward pass in float64, one head and one position at a time."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    weights = {
+        name: value.astype(np.float64) for name, value in load_file(folder / "model.safetensors").items()
+    }
+    head_dim, eps = config["head_dim"], config["rms_norm_eps"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def norm(x: Array, weight: Array) -> Array:
+        return x / np.sqrt(np.mean(x * x) + eps) * weight
+
+    def rotate(x: Array, position: int) -> Array:
+        turned = np.empty_like(x)
+        for i in range(head_dim // 2):
+            angle = position / config["rope_theta"] ** (2 * i / head_dim)
+            a, b = x[i], x[i + head_dim // 2]
+            turned[i] = a * math.cos(angle) - b * math.sin(angle)
+            turned[i + head_dim // 2] = b * math.cos(angle) + a * math.sin(angle)
+        return turned
+
+    def attend(prefix: str, xs: list[Array]) -> list[Array]:
+        def split(x: Array, name: str) -> Array:
+            return (weights[f"{prefix}{name}_proj.weight"] @ x).reshape(-1, head_dim)
+
+        q_norm, k_norm = weights[f"{prefix}q_norm.weight"], weights[f"{prefix}k_norm.weight"]
+        qs = [[rotate(norm(h, q_norm), t) for h in split(x, "q")] for t, x in enumerate(xs)]
+        ks = [[rotate(norm(h, k_norm), t) for h in split(x, "k")] for t, x in enumerate(xs)]
+        vs = [split(x, "v") for x in xs]
+        mixed = []
+        for t in range(len(xs)):
+            parts = []
+            for head in range(heads):
+                source = head * kv_heads // heads
+                scores = [qs[t][head] @ ks[s][source] / math.sqrt(head_dim) for s in range(t + 1)]
+                shares = np.exp(np.array(scores) - max(scores))
+                shares /= shares.sum()
+                parts.append(sum(share * vs[s][source] for s, share in enumerate(shares)))
+            mixed.append(weights[f"{prefix}o_proj.weight"] @ np.concatenate(parts))
+        return mixed
+
+    xs = [weights["model.embed_tokens.weight"][token] for token in ids]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        normed = [norm(x, weights[f"{prefix}input_layernorm.weight"]) for x in xs]
+        xs = [x + y for x, y in zip(xs, attend(f"{prefix}self_attn.", normed), strict=True)]
+        for t, x in enumerate(xs):
+            y = norm(x, weights[f"{prefix}post_attention_layernorm.weight"])
+            gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] @ y for name in ("gate", "up"))
+            xs[t] = x + weights[f"{prefix}mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up)
+    head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    logits: Array = weights[head_name] @ norm(xs[-1], weights["model.norm.weight"])
+    return logits
+
+
+def plain_decode(folder: Path, prompt: Sequence[int], tokens: int) -> tuple[list[int], Array]:
+    """Greedy tokens after one prompt, and the logits [tokens, vocab] that each was chosen from."""
+    ids, rows = list(prompt), []
+    for _ in range(tokens):
+        rows.append(plain_logits(folder, ids))
+        ids.append(int(np.argmax(rows[-1])))
+    return ids[len(prompt) :], np.array(rows)
+
+
+class ArrayBuffer(Buffer):
+    """Memory of a numpy array."""
+
+    def __init__(self, nbytes: int, name: str = "") -> None:
+        super().__init__(nbytes, name)
+        self._array: ByteArray = np.full(nbytes, 0xDD, np.uint8)
+
+    @property
+    def is_host(self) -> bool:
+        return False
+
+    @property
+    def array(self) -> ByteArray:
+        return self._array
+
+    @property
+    def handle(self) -> int:
+        return int(self._array.ctypes.data)
+
+    def free(self) -> None:
+        self._array = np.empty(0, np.uint8)
+
+
+class SerialDevice:
+    """Runs a program's steps one after the other on the calling thread; also its own stream and slot."""
+
+    def __init__(self, program: Qwen3Decode) -> None:
+        self.program = program
+        spec = program.slot
+        self.staging = ArrayBuffer(spec.image_nbytes, "staging")
+        self.image = ArrayBuffer(spec.image_nbytes, "image")
+        self.workspace = ArrayBuffer(spec.workspace_nbytes, "workspace")
+        self.output = ArrayBuffer(spec.output_nbytes, "output")
+        self.used = 0
+        program.open(self)
+
+    def alloc(self, nbytes: int, *, name: str = "") -> ArrayBuffer:
+        return ArrayBuffer(nbytes, name)
+
+    def upload(self, buffer: Buffer, data: Array, *, offset: int = 0) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer.array[offset : offset + raw.nbytes] = raw
+
+    def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
+        kernel(*(arg.array if isinstance(arg, Buffer) else arg for arg in args))
+
+    def copy_in(self, step: Any) -> None:
+        """Build a step and copy its image to the device."""
+        self.used = self.program.build(step, self.staging.array)
+        self.image.array[: self.used] = self.staging.array[: self.used]
+
+    def run(self, step: Any) -> DecodeOutput:
+        """Build, copy, launch and collect a step."""
+        self.copy_in(step)
+        self.program.launch(step, self, self)  # type: ignore[arg-type]
+        return self.program.collect(step, self.output.array)
+
+
+def serial_decode(
+    folder: Path, prompts: Sequence[Sequence[int]], tokens: int
+) -> tuple[list[list[int]], list[Array]]:
+    """Each prompt's tokens, and the logits [tokens, vocab] they were chosen from, through `SerialDevice`."""
+    schedule = Schedule(prompts, tokens, 10_000)
+    program = Qwen3Decode(folder, batch=schedule.batch, capacity=schedule.capacity, keep_logits=True)
+    device = SerialDevice(program)
+    chosen: list[list[int]] = [[] for _ in prompts]
+    logits: list[list[Array]] = [[] for _ in prompts]
+    for step in schedule:
+        output = device.run(step)
+        if output.logits is None:
+            raise RuntimeError("the program did not keep its logits")
+        for index, row in enumerate(step.rows):
+            if step.generates[index]:
+                chosen[row].append(int(output.tokens[row]))
+                logits[row].append(output.logits[index])
+    return chosen, [np.array(rows) for rows in logits]
