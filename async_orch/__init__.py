@@ -1,1 +1,33 @@
 """Build, copy and launch accelerator steps ahead of the device, in memory that was allocated once."""
+
+from async_orch._config import OrchestratorConfig
+from async_orch._device import Device
+from async_orch._handle import StepHandle, StepResult
+from async_orch._layout import Layout
+from async_orch._orchestrator import Orchestrator
+from async_orch._program import Built, SlotSpec, StepProgram
+from async_orch._registry import available_backends, open_backend
+from async_orch._ring import Lease
+from async_orch._slot import Slot
+from async_orch._statistics import Statistics
+from async_orch._timings import StepTimings
+from async_orch.exceptions import OrchError
+
+__all__ = [
+    "Orchestrator",
+    "OrchestratorConfig",
+    "StepProgram",
+    "SlotSpec",
+    "Layout",
+    "Built",
+    "Device",
+    "StepHandle",
+    "StepResult",
+    "StepTimings",
+    "Slot",
+    "Lease",
+    "Statistics",
+    "open_backend",
+    "available_backends",
+    "OrchError",
+]

@@ -1,0 +1,139 @@
+"""The options of an orchestrator, checked before anything is opened."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict, cast, get_args
+
+from async_orch.exceptions import ConfigurationError
+
+__all__ = ["BuildIn", "Mode", "OrchestratorConfig", "OrchestratorOptions", "StepLog", "resolve_config"]
+
+Mode = Literal["pipelined", "ring", "naive"]
+BuildIn = Literal["inline", "thread"]
+StepLog = Any
+"""A path, a structlog logger, a callable that takes each record, or None."""
+
+MODE_VARIABLE = "ASYNC_ORCH_MODE"
+
+
+class OrchestratorOptions(TypedDict, total=False):
+    """`OrchestratorConfig`'s fields as keyword arguments."""
+
+    slots: int
+    queue_depth: int
+    max_inflight: int | None
+    mode: Mode
+    build_in: BuildIn
+    build_workers: int
+    strict_alloc: bool
+    step_log: StepLog
+    observers: Sequence[Callable[[Any], None]]
+    drain_timeout_s: float
+    fence_timeout_s: float
+    blocked_warning_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorConfig:
+    """How an orchestrator runs.
+
+    Attributes
+    ----------
+    slots:
+        Slots in the ring (>= 1). Two already overlap; a slot is held through copy, kernels and the wake-up
+        after them, so three keep a fast device busy.
+    queue_depth:
+        Steps that may wait before each stage (>= 1).
+    max_inflight:
+        Steps accepted and not settled; None gives ``slots + queue_depth``. Serving loops set 2.
+    mode:
+        ``"pipelined"``; ``"ring"``: one step at a time; ``"naive"``: also a slot allocated and freed each step.
+        The environment variable ``ASYNC_ORCH_MODE`` overrides it, so that a user can bisect.
+    build_in, build_workers:
+        Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` threads.
+    strict_alloc:
+        Raise `HotPathAllocation` when a program allocates on the step path. Has no effect in mode naive.
+    step_log:
+        Where each step's record goes: a path (JSON lines), a structlog logger, or a callable.
+    observers:
+        Called with each record on the writer's thread.
+    drain_timeout_s:
+        Bound on leaving ``async with``.
+    fence_timeout_s:
+        Longest time from a launch (or the fence before it on that stream, whichever is later) to its fence;
+        past it the device counts as lost.
+    blocked_warning_s:
+        An inline hook that holds the loop longer logs one ``loop.blocked`` warning.
+    """
+
+    slots: int = 3
+    queue_depth: int = 2
+    max_inflight: int | None = None
+    mode: Mode = "pipelined"
+    build_in: BuildIn = "inline"
+    build_workers: int = 1
+    strict_alloc: bool = True
+    step_log: StepLog = None
+    observers: Sequence[Callable[[Any], None]] = ()
+    drain_timeout_s: float = 30.0
+    fence_timeout_s: float = 60.0
+    blocked_warning_s: float = 0.002
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "queue_depth", "build_workers"):
+            _at_least_one(name, getattr(self, name))
+        if self.max_inflight is not None:
+            _at_least_one("max_inflight", self.max_inflight)
+        for name, choices in (("mode", get_args(Mode)), ("build_in", get_args(BuildIn))):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(choices)}")
+        for name in ("drain_timeout_s", "fence_timeout_s", "blocked_warning_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigurationError(f"{name} must be a number of seconds, got {value!r}")
+            if not value > 0 or math.isinf(value):
+                raise ConfigurationError(f"{name}={value!r} must be finite and > 0 seconds")
+
+    @property
+    def inflight_limit(self) -> int:
+        """``max_inflight`` with its default filled in."""
+        return self.slots + self.queue_depth if self.max_inflight is None else self.max_inflight
+
+    @property
+    def staging_count(self) -> int:
+        """Staging buffers: one for each build worker, each place in the queue behind, and one being copied."""
+        return self.build_workers + self.queue_depth + 1
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name} must be an int, got {value!r}")
+    if value < 1:
+        raise ConfigurationError(f"{name}={value} must be >= 1")
+
+
+def resolve_config(
+    config: OrchestratorConfig | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> OrchestratorConfig:
+    """Merge ``config``, keyword ``options`` and the environment; names a misspelt option's nearest match."""
+    names = [field.name for field in fields(OrchestratorConfig)]
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
+            raise TypeError(f"Orchestrator has no option {name!r}{hint}")
+    merged = OrchestratorConfig(**options) if config is None else replace(config, **options)
+    override = environ.get(MODE_VARIABLE)
+    if override:
+        if override not in ("pipelined", "ring", "naive"):
+            raise ConfigurationError(
+                f"{MODE_VARIABLE}={override!r} in the environment must be one of {', '.join(get_args(Mode))}"
+            )
+        merged = replace(merged, mode=cast(Mode, override))
+    return merged

@@ -1,0 +1,112 @@
+"""The device as a program sees it: resident memory, and the guard against allocating on the step path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
+from async_orch.exceptions import DeviceError, HotPathAllocation
+
+__all__ = ["Device"]
+
+TRANSFER_TIMEOUT_S = 120.0
+
+
+class Device:
+    """Handed to `StepProgram.open`. Owns what was allocated through it and frees that at close.
+
+    Attributes
+    ----------
+    info:
+        The backend's `DeviceInfo`.
+    compute_stream, copy_stream:
+        The orchestrator's two streams, for warm-up work in ``open``.
+    """
+
+    def __init__(self, backend: Backend, compute_stream: Stream, copy_stream: Stream, *, strict: bool) -> None:
+        self._backend = backend
+        self._strict = strict
+        self._armed = False
+        self._exempt_thread: int | None = None
+        self._resident: list[Buffer] = []
+        self.compute_stream = compute_stream
+        self.copy_stream = copy_stream
+        self.step_path_allocs = 0
+        self.step_path_nbytes = 0
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the backend says of the device."""
+        return self._backend.info
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Device bytes allocated through `alloc` and not freed by `free`."""
+        return sum(buffer.nbytes for buffer in self._resident)
+
+    def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
+        """Allocate and touch resident device memory; contents undefined.
+
+        Raises `OutOfDeviceMemory`, and `HotPathAllocation` on the step path while ``strict_alloc`` is on.
+        """
+        on_step_path = self._armed and self._exempt_thread != threading.get_ident()
+        if on_step_path and self._strict:
+            raise HotPathAllocation(
+                f"device.alloc({nbytes}, name={name!r}) on the step path; allocate in open(), use the slot's "
+                "workspace, or pass strict_alloc=False to have such allocations counted instead"
+            )
+        if not isinstance(nbytes, int) or nbytes <= 0:
+            raise ValueError(f"nbytes must be a positive int, got {nbytes!r}")
+        buffer = self._backend.alloc(nbytes, name=name)
+        self._backend.touch(buffer)
+        self._resident.append(buffer)
+        if on_step_path:
+            self.step_path_allocs += 1
+            self.step_path_nbytes += nbytes
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Free one buffer from `alloc` before close. The caller has waited for the work that uses it."""
+        try:
+            self._resident.remove(buffer)
+        except ValueError:
+            raise DeviceError(f"{buffer!r} was not allocated through this device, or is freed already") from None
+        buffer.free()
+
+    def upload(self, buffer: Buffer, data: npt.NDArray[np.generic], *, offset: int = 0) -> None:
+        """Copy an array to device memory and wait for it; for `StepProgram.open`, never for a step."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if raw.nbytes == 0:
+            return
+        bounce = self._backend.alloc_host(raw.nbytes, name="upload")
+        try:
+            bounce.array[:] = raw
+            self.copy_stream.isolate()
+            self.copy_stream.copy(buffer, bounce, raw.nbytes, dst_offset=offset)
+            self.copy_stream.record().synchronize(TRANSFER_TIMEOUT_S)
+        finally:
+            bounce.free()
+
+    def arm(self) -> None:
+        """From here on allocations are on the step path."""
+        self._armed = True
+
+    @contextmanager
+    def off_step_path(self) -> Iterator[None]:
+        """Let this thread allocate meanwhile."""
+        previous, self._exempt_thread = self._exempt_thread, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._exempt_thread = previous
+
+    def free_all(self) -> None:
+        """Free all resident memory."""
+        self._armed = False
+        while self._resident:
+            self._resident.pop().free()

@@ -1,0 +1,36 @@
+"""Does a value hold memory of the output view? (promise 2: a collect must return a copy)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from async_orch.abc import ByteArray
+
+__all__ = ["escapes"]
+
+_PLAIN = frozenset({int, float, bool, str, bytes, bytearray, complex, type(None), np.int32, np.int64, np.float32})
+MAX_DEPTH = 4
+
+
+def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
+    """Whether ``value`` shares memory with ``view``: arrays, memoryviews, and lists, tuples, dicts of them.
+
+    Looks `MAX_DEPTH` containers deep; arrays hidden in objects of the caller's own classes are not seen.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if isinstance(value, np.ndarray):
+        return bool(np.may_share_memory(value, view))
+    if isinstance(value, memoryview):
+        return bool(np.may_share_memory(np.asarray(value), view))
+    if depth >= MAX_DEPTH:
+        return False
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(escapes(item, view, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return any(escapes(item, view, depth + 1) for item in value.values())
+    return False

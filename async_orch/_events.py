@@ -1,0 +1,21 @@
+"""Rare events, through structlog, and only where the application has configured it.
+
+An unconfigured structlog prints every event to standard output; a library must stay silent then.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import structlog
+
+__all__ = ["emit"]
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def emit(level: Level, event: str, **fields: Any) -> None:
+    """Log ``event`` to the structlog logger ``async_orch``; does nothing while structlog is not configured."""
+    if structlog.is_configured():
+        logger: Any = structlog.get_logger("async_orch")
+        getattr(logger, level)(event, **fields)

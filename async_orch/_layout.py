@@ -1,0 +1,81 @@
+"""Typed views of an image: named, aligned numpy arrays over one range of bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_orch.abc import ByteArray
+from async_orch.exceptions import ConfigurationError
+
+__all__ = ["Layout", "LayoutView"]
+
+FIELD_ALIGNMENT_NBYTES = 64
+"""Fields start on cache lines (and on the 64 bytes that Ascend's copy engines ask for)."""
+
+FieldSpec = tuple[npt.DTypeLike, tuple[int, ...]]
+
+
+class LayoutView:
+    """The arrays of a `Layout` over one buffer, as attributes. Made by `Layout.view`."""
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self.__dict__.update(arrays)
+
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        raise AttributeError(f"the layout has no field {name!r}; it has {', '.join(sorted(self.__dict__))}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"assign to the array's contents (image.{name}[:] = ...), not to its name")
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={array.dtype}{array.shape}" for name, array in self.__dict__.items())
+        return f"LayoutView({fields})"
+
+
+class Layout:
+    """Names, types and shapes of an image's arrays.
+
+    ``Layout(tokens=("i4", (16,)), tables=("i4", (16, 64)))`` describes an image with two int32 arrays. Fields
+    lie in the order given, each on a 64-byte boundary; `nbytes` is the size of the whole.
+
+    Raises `ConfigurationError` for a field that is no fixed-size type, a negative dimension, or no field.
+    """
+
+    __slots__ = ("_fields", "nbytes")
+
+    def __init__(self, **fields: FieldSpec) -> None:
+        if not fields:
+            raise ConfigurationError("a Layout needs at least one field, e.g. Layout(tokens=('i4', (16,)))")
+        end = 0
+        self._fields: dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int]] = {}
+        for name, (spec, shape) in fields.items():
+            dtype = np.dtype(spec)
+            dims = tuple(int(n) for n in shape)
+            if dtype.hasobject or dtype.itemsize == 0:
+                raise ConfigurationError(f"field {name!r}: {dtype} is not a fixed-size type without objects")
+            if any(n < 0 for n in dims):
+                raise ConfigurationError(f"field {name!r}: shape {dims} has a negative dimension")
+            start = -(-end // FIELD_ALIGNMENT_NBYTES) * FIELD_ALIGNMENT_NBYTES
+            nbytes = dtype.itemsize * math.prod(dims)
+            self._fields[name] = (dtype, dims, start, nbytes)
+            end = start + nbytes
+        self.nbytes: int = end
+
+    def view(self, image: ByteArray) -> LayoutView:
+        """The fields as arrays that share memory with ``image``, a uint8 array of at least `nbytes` bytes."""
+        if image.nbytes < self.nbytes:
+            raise ConfigurationError(f"the layout needs {self.nbytes} B, the buffer has {image.nbytes} B")
+        return LayoutView(
+            {
+                name: image[start : start + nbytes].view(dtype).reshape(dims)
+                for name, (dtype, dims, start, nbytes) in self._fields.items()
+            }
+        )
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}=({d.str!r}, {dims})" for name, (d, dims, _, _) in self._fields.items())
+        return f"Layout({fields})"

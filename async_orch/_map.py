@@ -1,0 +1,179 @@
+"""`Orchestrator.map`: results in order from an iterable or async iterable, with a bounded window."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import anyio
+
+from async_orch._handle import StepHandle, StepResult
+
+if TYPE_CHECKING:
+    from async_orch._orchestrator import Orchestrator
+
+__all__ = ["StepIterator"]
+
+StepT = TypeVar("StepT")
+ResultT = TypeVar("ResultT")
+
+SOURCE_CLOSE_TIMEOUT_S = 1.0
+
+
+class _Window(Generic[StepT, ResultT]):
+    """Steps submitted and not yet consumed. Lives apart from the iterator, so that a dropped iterator dies at once
+    although a feeder task still runs."""
+
+    def __init__(self, orchestrator: Orchestrator[StepT, ResultT], limit: int) -> None:
+        self.orchestrator = orchestrator
+        self.limit = limit
+        self.pending: deque[StepHandle[ResultT]] = deque()
+        self.exhausted = False
+        self.error: Exception | None = None
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.scope: anyio.CancelScope | None = None
+        self.changed: asyncio.Future[None] | None = None
+
+    def signal(self) -> None:
+        """Wake whoever waits for a change of the window (the consumer or the feeder: never both)."""
+        if self.changed is not None and not self.changed.done():
+            self.changed.set_result(None)
+
+    async def wait_changed(self) -> None:
+        self.changed = self.loop.create_future()
+        await self.changed
+
+    def stop(self) -> None:
+        """End the source; remove the steps not launched and detach the others."""
+        self.exhausted = True
+        if self.scope is not None:
+            self.scope.cancel()
+        while self.pending:
+            self.pending.pop().cancel()
+
+
+class StepIterator(Generic[StepT, ResultT]):
+    """An async iterator of results, in order. Not an async generator: leaving it needs no ``aclose``."""
+
+    def __init__(
+        self, orchestrator: Orchestrator[StepT, ResultT], steps: Iterable[StepT] | AsyncIterable[StepT]
+    ) -> None:
+        self._window: _Window[StepT, ResultT] = _Window(orchestrator, orchestrator.config.inflight_limit)
+        self._iterator: Iterator[StepT] | None = None
+        self._source: AsyncIterator[StepT] | None = None
+        if isinstance(steps, AsyncIterable):
+            self._source = aiter(steps)
+        elif isinstance(steps, Iterable):
+            self._iterator = iter(steps)
+        else:
+            raise TypeError(f"map needs an iterable or async iterable of steps, got {type(steps).__name__}")
+        self._held: list[StepT] = []
+        self._fed = False
+        self._running = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StepResult[ResultT]:
+        if self._running:
+            raise RuntimeError("two tasks iterate the same map(); give each its own")
+        self._running = True
+        try:
+            return await self._next()
+        finally:
+            self._running = False
+
+    async def _next(self) -> StepResult[ResultT]:
+        window = self._window
+        if window.orchestrator.turn_used_up():
+            await asyncio.sleep(0)
+        if self._source is not None and not self._fed:
+            self._fed = True
+            window.orchestrator.start_feeder(_feed, window, self._source)
+        self._top_up()
+        while not window.pending:
+            if self._held:
+                # Other callers have taken all the room: stand in line like anyone else.
+                handle = await window.orchestrator.submit(self._held[0])
+                self._held.clear()
+                window.pending.append(handle)
+            elif window.exhausted:
+                if window.error is None:
+                    raise StopAsyncIteration
+                error, window.error = window.error, None
+                raise error
+            else:
+                await window.wait_changed()
+        handle = window.pending[0]
+        try:
+            result = await handle
+        finally:
+            # A cancelled wait keeps the step for the next call; a settled one is consumed, failed or not.
+            if handle.done():
+                window.pending.popleft()
+                window.signal()
+        self._top_up()
+        return result
+
+    def _top_up(self) -> None:
+        """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
+        window, iterator = self._window, self._iterator
+        if iterator is None:
+            return
+        while len(window.pending) < window.limit:
+            if not self._held:
+                if window.exhausted:
+                    return
+                try:
+                    self._held.append(next(iterator))
+                except StopIteration:
+                    window.exhausted = True
+                    return
+                except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
+                    window.exhausted = True
+                    window.error = exc
+                    return
+            try:
+                window.pending.append(window.orchestrator.submit_nowait(self._held[0]))
+            except anyio.WouldBlock:
+                return
+            self._held.clear()
+
+    async def aclose(self) -> None:
+        """Stop early; the same as dropping the iterator."""
+        self._window.stop()
+
+    def __del__(self) -> None:
+        window: _Window[Any, Any] | None = getattr(self, "_window", None)
+        if window is None or (window.exhausted and not window.pending):
+            return
+        if threading.get_ident() == window.thread:
+            window.stop()
+        elif not window.loop.is_closed():
+            window.loop.call_soon_threadsafe(window.stop)
+
+
+async def _feed(window: _Window[Any, Any], source: AsyncIterator[Any]) -> None:
+    """Feeder task of an async iterable; never raises into the task group."""
+    with anyio.CancelScope() as window.scope:
+        if window.exhausted:
+            window.scope.cancel()
+        try:
+            async for item in source:
+                while len(window.pending) >= window.limit:
+                    await window.wait_changed()
+                window.pending.append(await window.orchestrator.submit(item))
+                window.signal()
+        except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
+            window.error = exc
+        finally:
+            window.exhausted = True
+            window.signal()
+            close = getattr(source, "aclose", None)
+            if close is not None:
+                with anyio.move_on_after(SOURCE_CLOSE_TIMEOUT_S, shield=True):
+                    await close()

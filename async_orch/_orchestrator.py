@@ -1,0 +1,286 @@
+"""The public face: open, submit, run, map, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+import anyio
+from anyio.abc import TaskGroup
+
+from async_orch._config import OrchestratorConfig, OrchestratorOptions, resolve_config
+from async_orch._handle import StepHandle, StepResult, fresh_error
+from async_orch._map import StepIterator
+from async_orch._opening import Opened, close_all, open_all
+from async_orch._pipeline import Pipeline
+from async_orch._program import ProgramRuntime, StepProgram, validate_program
+from async_orch._statistics import Statistics, statistics_of
+from async_orch._step import Step
+from async_orch.abc import Backend
+from async_orch.exceptions import OrchestratorClosed, StepCancelled
+
+__all__ = ["Orchestrator"]
+
+StepT = TypeVar("StepT")
+ResultT = TypeVar("ResultT")
+
+YIELD_STEPS = 32
+YIELD_NS = 1_000_000
+"""`submit`, `run` and iteration give other tasks a turn at least this often."""
+
+
+class Orchestrator(Generic[StepT, ResultT]):
+    """Drives a device through many short steps, building and copying ahead of it.
+
+    ``async with Orchestrator(program, backend="host", slots=3) as orch`` opens the backend, allocates and touches
+    every ring, and calls ``program.open``. Leaving drains on success, cancels and settles the fences on an
+    exception, both within ``drain_timeout_s``, and raises the body's own exception unchanged.
+
+    ``backend`` is a name for `open_backend` or an opened `Backend`, which stays open. Options are those of
+    `OrchestratorConfig`, as keywords or as ``config``. Raises `ConfigurationError` or `TypeError` here, before
+    anything is opened.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram[StepT, ResultT],
+        backend: str | Backend = "host",
+        *,
+        config: OrchestratorConfig | None = None,
+        **options: Unpack[OrchestratorOptions],
+    ) -> None:
+        validate_program(program)
+        if not isinstance(backend, str | Backend):
+            raise TypeError(f"backend must be a name or an opened Backend, got {type(backend).__name__}")
+        self.config = resolve_config(config, options)
+        self._programs = {"default": program}
+        self._backend = backend
+        self._opened: Opened | None = None
+        self._tasks: TaskGroup | None = None
+        self._owner: asyncio.Task[Any] | None = None
+        self._last_statistics: Statistics | None = None
+        self._used = False
+        self._pid = 0
+        self._since_yield = 0
+        self._yield_at_ns = 0
+
+    # -- opening and closing -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._used:
+            raise OrchestratorClosed("an orchestrator is entered once; make a new one")
+        self._used = True
+        self._pid = os.getpid()
+        self._owner = asyncio.current_task()
+        self._opened = open_all(asyncio.get_running_loop(), self.config, self._backend, self._programs)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened, tasks = self._opened, self._tasks
+        if opened is None or tasks is None:
+            raise OrchestratorClosed("the orchestrator was left without having been entered")
+        if asyncio.current_task() is not self._owner:
+            raise OrchestratorClosed("an orchestrator must be left in the task that entered it")
+        pipeline = opened.pipeline
+        late: TimeoutError | None = None
+        try:
+            if error is None:
+                late = await self._drain_for(self.config.drain_timeout_s)
+        finally:
+            # Shielded and bounded: a cancel of this task must not leave leases, threads or memory behind.
+            pipeline.accepting = False
+            with anyio.CancelScope(shield=True):
+                self._cancel_all()
+                await self._settle_leases()
+                self._last_statistics = self.statistics()
+                tasks.cancel_scope.cancel()
+                await tasks.__aexit__(None, None, None)
+                await close_all(opened)
+                self._last_statistics = statistics_of(opened)
+                self._opened = None
+        if late is not None:
+            raise late
+
+    async def _drain_for(self, timeout_s: float) -> TimeoutError | None:
+        with anyio.move_on_after(timeout_s) as scope:
+            await self.drain()
+        oldest = self.oldest()
+        if not scope.cancelled_caught or oldest is None:
+            return None
+        return TimeoutError(
+            f"leaving took longer than drain_timeout_s={timeout_s} s: step {oldest.step_id!r} (seq {oldest.seq}) "
+            f"was still {oldest.status}; it and the steps behind it were cancelled"
+        )
+
+    def _cancel_all(self) -> None:
+        pipeline = self._pipeline()
+        closed = OrchestratorClosed("the orchestrator was closed before the step was accepted")
+        pipeline.refuse_waiting(closed)
+        for step in list(pipeline.live.values()):
+            text = f"step {step.step_id!r} (seq {step.seq}) was cancelled because the orchestrator closed"
+            error = StepCancelled(text, stage=step.status, step_id=step.step_id, seq=step.seq)
+            pipeline.drop(step, "cancelled", error)
+        pipeline.pump()
+
+    async def _settle_leases(self) -> None:
+        pipeline = self._pipeline()
+        with anyio.move_on_after(self.config.drain_timeout_s):
+            pipeline.watch_everything()
+            await pipeline.wait_until(pipeline.quiet)
+
+    # -- submitting ----------------------------------------------------------------------------------------
+
+    def _pipeline(self) -> Pipeline:
+        opened = self._opened
+        if opened is None:
+            state = "closed" if self._used else "not open yet; enter it with 'async with'"
+            raise OrchestratorClosed(f"the orchestrator is {state}")
+        return opened.pipeline
+
+    def _ready(self) -> Pipeline:
+        """The pipeline if steps may be submitted here and now."""
+        pipeline = self._pipeline()
+        if pipeline.failure is not None:
+            raise fresh_error(pipeline.failure)
+        if not pipeline.accepting:
+            raise OrchestratorClosed("the orchestrator is being left; it accepts no more steps")
+        if os.getpid() != self._pid:
+            raise OrchestratorClosed("the orchestrator was opened before a fork; open one in this process")
+        return pipeline
+
+    def _new_step(self, pipeline: Pipeline, payload: Any, step_id: Any, attrs: Mapping[str, Any] | None) -> Step:
+        return Step(pipeline, self._runtime(), payload, step_id, attrs, pipeline.now())
+
+    def _runtime(self) -> ProgramRuntime:
+        opened = self._opened
+        if opened is None:
+            raise OrchestratorClosed("the orchestrator is closed")
+        return opened.runtimes[0]
+
+    def submit_nowait(
+        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
+    ) -> StepHandle[ResultT]:
+        """Accept a step now, or raise `anyio.WouldBlock` if there is no room.
+
+        Raises `OrchestratorClosed`, and `PipelineFailed` or `DeviceLost` after a failure of the whole.
+        """
+        pipeline = self._ready()
+        if not pipeline.has_room():
+            raise anyio.WouldBlock
+        accepted = self._new_step(pipeline, step, step_id, attrs)
+        pipeline.accept(accepted)
+        pipeline.pump()
+        return StepHandle(accepted)
+
+    async def submit(
+        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
+    ) -> StepHandle[ResultT]:
+        """Wait for room, first come first served, and accept the step.
+
+        A cancel before the return leaves nothing behind: a step accepted meanwhile is cancelled. Raises as
+        `submit_nowait` does.
+        """
+        pipeline = self._ready()
+        accepted = self._new_step(pipeline, step, step_id, attrs)
+        if self.turn_used_up(accepted.submit_ns):
+            await asyncio.sleep(0)
+            pipeline = self._ready()
+        if pipeline.has_room():
+            pipeline.accept(accepted)
+            pipeline.pump()
+            return StepHandle(accepted)
+        future = pipeline.new_future()
+        pipeline.waiting.append((future, accepted))
+        try:
+            await future
+        except BaseException:
+            if accepted.seq >= 0:
+                pipeline.cancel(accepted)
+            else:
+                pipeline.forget_waiting(accepted)
+            raise
+        if accepted.seq < 0:
+            raise fresh_error(pipeline.refusal())
+        return StepHandle(accepted)
+
+    def turn_used_up(self, now_ns: int | None = None) -> bool:
+        """Whether the caller should let other tasks run before going on; counts as one look."""
+        if now_ns is None:
+            now_ns = self._pipeline().now()
+        self._since_yield += 1
+        if self._since_yield < YIELD_STEPS and now_ns < self._yield_at_ns:
+            return False
+        self._since_yield = 0
+        self._yield_at_ns = now_ns + YIELD_NS
+        return True
+
+    async def run(
+        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
+    ) -> StepResult[ResultT]:
+        """One step from start to end. Cancelling the call cancels the step. Raises the step's failure."""
+        handle = await self.submit(step, step_id=step_id, attrs=attrs)
+        try:
+            return await handle
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+
+    def map(self, steps: Iterable[StepT] | AsyncIterable[StepT]) -> StepIterator[StepT, ResultT]:
+        """Run steps from an iterable or async iterable; iterate the return value for results in order.
+
+        At most ``max_inflight`` steps are accepted and not yet consumed. A failed step raises from the iteration,
+        which can go on after it. Leaving the loop early, or dropping the iterator, stops the source, removes the
+        steps not launched and detaches the others.
+        """
+        self._ready()
+        return StepIterator(self, steps)
+
+    # -- looking at the whole ------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait until every step accepted before this call has settled, and their records are written."""
+        opened = self._opened
+        pipeline = self._pipeline()
+        bound = pipeline.accepted
+
+        def settled() -> bool:
+            return next(iter(pipeline.live), bound) >= bound
+
+        await pipeline.wait_until(settled)
+        if opened is not None and opened.writer is not None:
+            await opened.writer.flush()
+
+    def oldest(self) -> StepHandle[ResultT] | None:
+        """The step accepted first of those not settled; None if all are."""
+        pipeline = self._pipeline()
+        step = next(iter(pipeline.live.values()), None)
+        return None if step is None else StepHandle(step)
+
+    def statistics(self) -> Statistics:
+        """Counts as of now; after close those of the end."""
+        opened = self._opened
+        if opened is not None:
+            return statistics_of(opened)
+        if self._last_statistics is None:
+            raise OrchestratorClosed("the orchestrator is not open yet; enter it with 'async with'")
+        return self._last_statistics
+
+    def start_feeder(self, feed: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run an async function that never raises in the orchestrator's task group; for `map`."""
+        if self._tasks is None or self._opened is None:
+            raise OrchestratorClosed("the orchestrator is not open")
+        self._tasks.start_soon(feed, *args, name="async_orch map source")
+
+    def __repr__(self) -> str:
+        names = ", ".join(type(p).__name__ for p in self._programs.values())
+        if self._opened is None:
+            return f"<Orchestrator {names} {'closed' if self._used else 'not open'}>"
+        pipeline = self._opened.pipeline
+        return f"<Orchestrator {names} {len(pipeline.live)} in flight, {pipeline.on_device} on device>"

@@ -1,0 +1,152 @@
+"""Rings of preallocated buffers, and the leases that give one step the exclusive right to one of them.
+
+The ring, not the queue or the step, owns the table of outstanding leases. Everything here is synchronous: a
+lease is granted, ended or parked in one indivisible move on the loop's thread; nobody waits inside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from async_orch.abc import Fence
+from async_orch.exceptions import StaleLease
+
+__all__ = ["Lease", "Ring"]
+
+ItemT = TypeVar("ItemT")
+
+
+class Ring(Generic[ItemT]):
+    """A fixed set of buffers, handed out first-in first-out (or last-in first-out, which shows early reuse).
+
+    An index is in exactly one of four places: free, leased, parked until its fences are done, quarantined.
+    ``on_free(index)`` is called whenever a buffer has come back for good, before it can be leased again.
+    """
+
+    __slots__ = ("_fifo", "_free", "_generations", "_leased", "_on_free", "_parked", "_quarantined", "items")
+
+    def __init__(
+        self,
+        items: Sequence[ItemT | None],
+        *,
+        fifo: bool = True,
+        on_free: Callable[[int], None] | None = None,
+    ) -> None:
+        self.items: list[ItemT | None] = list(items)
+        self._fifo = fifo
+        self._on_free = on_free
+        self._free: deque[int] = deque(range(len(items)))
+        self._generations = [0] * len(items)
+        self._leased: set[int] = set()
+        self._parked: dict[int, tuple[Fence, ...]] = {}
+        self._quarantined: set[int] = set()
+
+    def acquire(self) -> Lease[ItemT] | None:
+        """A lease of a free buffer, None if there is none."""
+        free = self._free
+        if not free:
+            return None
+        index = free.popleft() if self._fifo else free.pop()
+        self._leased.add(index)
+        return Lease(self, index, self._generations[index])
+
+    def owns(self, lease: Lease[ItemT]) -> bool:
+        """Whether the lease is the current one of its buffer."""
+        return self._generations[lease.index] == lease.generation and lease.index in self._leased
+
+    def release(self, lease: Lease[ItemT], fences: Sequence[Fence] = ()) -> None:
+        """End a lease; the buffer is free once all ``fences`` are done. Does nothing for an ended lease."""
+        index = lease.index
+        if self._generations[index] != lease.generation or index not in self._leased:
+            return
+        self._generations[index] += 1
+        self._leased.discard(index)
+        pending = tuple(fence for fence in fences if not fence.query())
+        if pending:
+            self._parked[index] = pending
+        else:
+            self._put_back(index)
+
+    def _put_back(self, index: int) -> None:
+        if self._on_free is not None:
+            self._on_free(index)
+        self._free.append(index)
+
+    def poll(self) -> bool:
+        """Free the parked buffers whose fences are done; True if there was one."""
+        if not self._parked:
+            return False
+        done = [index for index, fences in self._parked.items() if all(f.query() for f in fences)]
+        for index in done:
+            del self._parked[index]
+            self._put_back(index)
+        return bool(done)
+
+    def parked_fences(self) -> list[Fence]:
+        """The fences that parked buffers still wait for."""
+        return [f for fences in self._parked.values() for f in fences if not f.query()]
+
+    @property
+    def free(self) -> int:
+        """Buffers that can be leased now."""
+        return len(self._free)
+
+    @property
+    def leased(self) -> int:
+        """Buffers leased, or parked until their last fence is done."""
+        return len(self._leased) + len(self._parked)
+
+    @property
+    def quarantined(self) -> int:
+        """Buffers taken out of use for good."""
+        return len(self._quarantined)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"<Ring of {len(self.items)}: {self.free} free, {self.leased} leased, {self.quarantined} quarantined>"
+
+
+class Lease(Generic[ItemT]):
+    """The exclusive right to one buffer of a ring, until `release`.
+
+    ``index`` says which buffer, ``generation`` how often it had been leased before; the pair names the lease.
+    Any access through a lease that has ended raises `StaleLease`.
+    """
+
+    __slots__ = ("_ring", "generation", "index")
+
+    def __init__(self, ring: Ring[ItemT], index: int, generation: int) -> None:
+        self._ring = ring
+        self.index = index
+        self.generation = generation
+
+    @property
+    def item(self) -> ItemT:
+        """What is leased. Raises `StaleLease` after the lease has ended."""
+        ring = self._ring
+        if ring._generations[self.index] != self.generation:
+            raise StaleLease(
+                f"lease of buffer {self.index}, generation {self.generation}, has ended (the buffer is at "
+                f"generation {ring._generations[self.index]}); do not keep a slot after the hook it was given to"
+            )
+        item = ring.items[self.index]
+        if item is None:
+            raise StaleLease(f"buffer {self.index} holds no memory")
+        return item
+
+    def release(self, *fences: Fence) -> None:
+        """End the lease; the buffer is reused only after ``fences``. Synchronous and idempotent."""
+        self._ring.release(self, fences)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the lease has ended."""
+        return not self._ring.owns(self)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "held"
+        return f"<Lease of buffer {self.index}, generation {self.generation}, {state}>"

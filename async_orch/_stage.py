@@ -1,0 +1,65 @@
+"""What the five stages share.
+
+Each stage has the queue before it and one method, `advance`, that moves what can move now. Builds may end in any
+order, but staging, slots and launches are granted strictly in the order of `Step.seq`, so that nothing can wait in
+a circle. A stage never raises for a step's sake: a hook's or driver's exception becomes that step's failure, and the
+pump goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from async_orch._events import emit
+from async_orch._step import Step
+from async_orch.exceptions import DeviceLost, HotPathAllocation, OrchError, OutputEscaped, StepError
+
+if TYPE_CHECKING:
+    from async_orch._pipeline import Pipeline
+
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """What all stages share: the pipeline, a queue, and how a step fails here."""
+
+    name = ""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.queue: deque[Step] = deque()
+
+    def remove(self, step: Step) -> bool:
+        """Take a step out of the queue; False if it is not there."""
+        try:
+            self.queue.remove(step)
+        except ValueError:
+            return False
+        return True
+
+    def fail_step(self, step: Step, kind: type[StepError], what: str, cause: BaseException | None) -> None:
+        """Settle the step as failed. A lost device fails every step instead."""
+        if isinstance(cause, DeviceLost):
+            self.pipeline.device_lost(step, cause)
+            return
+        detail = f": {type(cause).__name__}: {cause}" if cause is not None else ""
+        error: OrchError
+        if isinstance(cause, HotPathAllocation | OutputEscaped):
+            error = type(cause)(f"step {step.step_id!r} (seq {step.seq}), {self.name}: {cause}")
+        else:
+            error = kind(
+                f"step {step.step_id!r} (seq {step.seq}) failed in {self.name}: {what}{detail}",
+                stage=self.name,
+                step_id=step.step_id,
+                seq=step.seq,
+            )
+        error.__cause__ = cause
+        step.failed_in = self.name
+        self.pipeline.drop(step, "failed", error)
+
+    def warn_if_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
+        """One ``loop.blocked`` warning for an inline hook that held the loop too long."""
+        if elapsed_ns > self.pipeline.config.blocked_warning_s * 1e9:
+            emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)
