@@ -1,0 +1,120 @@
+"""What the backends `host` and `sim` have in common."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+
+from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
+from async_orch.exceptions import OutOfDeviceMemory
+
+from ._device_state import DeviceState
+from ._memory import SoftwareBuffer, available_nbytes, map_memory, touch_pages
+from ._software_stream import CLOSE_TIMEOUT_S, SoftwareStream
+
+__all__ = ["SoftwareBackend"]
+
+
+class SoftwareBackend(Backend):
+    """A device made of this machine's memory and of threads or an event loop's timers.
+
+    Parameters
+    ----------
+    info:
+        What the device says of itself; with ``memory_nbytes`` below the machine's, allocations beyond it fail.
+    huge_pages:
+        Whether device memory may use transparent huge pages, which make first use cheaper than on a device.
+    """
+
+    def __init__(self, info: DeviceInfo, *, huge_pages: bool) -> None:
+        self.info = info
+        self._device = DeviceState(info.backend)
+        self._huge_pages = huge_pages
+        self._buffers: set[SoftwareBuffer] = set()
+        self._streams: list[SoftwareStream] = []
+        self._allocated_nbytes = 0
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """Device memory allocated and not freed."""
+        return self._allocated_nbytes
+
+    def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
+        limit = self.info.memory_nbytes
+        if limit is not None and nbytes > limit - self._allocated_nbytes:
+            raise OutOfDeviceMemory(
+                f"no device memory for {name or 'an unnamed buffer'}: needed {nbytes} B, "
+                f"free {limit - self._allocated_nbytes} B of {limit} B"
+            )
+        return self._map(nbytes, name, is_host=False)
+
+    def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
+        return self._map(nbytes, name, is_host=True)
+
+    def _map(self, nbytes: int, name: str, *, is_host: bool) -> SoftwareBuffer:
+        self._device.check_open()
+        array = map_memory(nbytes, huge_pages=self._huge_pages and not is_host, name=name)
+        buffer = SoftwareBuffer(array, name=name, is_host=is_host, on_free=self._freed)
+        self._buffers.add(buffer)
+        if not is_host:
+            self._allocated_nbytes += nbytes
+        return buffer
+
+    def _freed(self, buffer: SoftwareBuffer) -> None:
+        self._buffers.discard(buffer)
+        if not buffer.is_host:
+            self._allocated_nbytes -= buffer.nbytes
+
+    def touch(self, buffer: Buffer) -> None:
+        self._device.check_open()
+        touch_pages(buffer)
+
+    def create_stream(self, name: str) -> Stream:
+        self._device.check_open()
+        stream = self._make_stream(name)
+        self._streams = [*(known for known in self._streams if not known.closed), stream]
+        return stream
+
+    @abstractmethod
+    def _make_stream(self, name: str) -> SoftwareStream:
+        """Create the stream; its worker registers with ``self._device``."""
+
+    def free_nbytes(self) -> int | None:
+        limit = self.info.memory_nbytes
+        available = available_nbytes()
+        if limit is None:
+            return available
+        free = limit - self._allocated_nbytes
+        return free if available is None else min(free, available)
+
+    def threads_abandoned(self) -> int:
+        return self._device.threads_abandoned
+
+    def reset(self) -> bool:
+        """Drop everything queued, whose fences fail, and make streams and a lost device usable again.
+
+        A kernel that does not return within two seconds keeps its thread, which is abandoned and counted. Memory
+        keeps its contents. False once the backend is closed, or in a forked child.
+        """
+        if self._device.closed or self._device.forked:
+            return False
+        for stream in self._streams:
+            stream.begin_reset()
+        deadline_ns = time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9)
+        self._device.lost = None
+        for stream in self._streams:
+            stream.finish_reset(deadline_ns)
+        return True
+
+    def close(self) -> None:
+        if self._device.closed:
+            return
+        self._device.closed = True
+        if not self._device.forked:
+            for stream in self._streams:
+                stream.begin_close()
+            deadline_ns = time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9)
+            for stream in self._streams:
+                stream.finish_close(deadline_ns)
+        for buffer in tuple(self._buffers):
+            buffer.free()

@@ -1,0 +1,171 @@
+"""The stream of the software devices: checks what is enqueued, and completes at once what need not wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from async_orch.abc import Buffer, Fence, Stream
+from async_orch.exceptions import DeviceError
+
+from ._memory import SoftwareBuffer
+from ._software_fence import DoneFence, PendingFence
+from ._stream_worker import ISOLATE, Operation, Wait, failure_of
+
+__all__ = ["CLOSE_TIMEOUT_S", "Costs", "OrderedWorker", "SoftwareStream"]
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class OrderedWorker(Protocol):
+    """Runs a stream's operations in order, in real or in virtual time."""
+
+    idle: bool
+    error: DeviceError | None
+
+    def new_fence(self, enqueue_ns: int) -> PendingFence: ...
+    def check_usable(self) -> None: ...
+    def drained(self) -> bool: ...
+    def put(self, op: Operation) -> None: ...
+    def fail(self, effect: Callable[..., object], exc: BaseException) -> None: ...
+    def begin_stop(self, reason: str) -> None: ...
+    def finish_stop(self, deadline_ns: int) -> None: ...
+
+
+class Costs(Protocol):
+    """Durations of a simulated device."""
+
+    free: bool
+
+    def copy_ns(self, nbytes: int) -> int: ...
+    def launch_ns(self, cost_ns: int | None) -> int: ...
+
+
+class SoftwareStream(Stream):
+    """An ordered queue in front of a worker.
+
+    Without ``costs`` copies and kernels take as long as they take on the worker's thread. With them they follow a
+    schedule; where all of them are zero, an operation that finds nothing pending runs on the calling thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_worker: Callable[[], OrderedWorker],
+        *,
+        clock_ns: Callable[[], int],
+        costs: Costs | None = None,
+    ) -> None:
+        self.name = name
+        self._make_worker = make_worker
+        self._worker = make_worker()
+        self._clock_ns = clock_ns
+        self._costs = costs
+        self._inline = costs is not None and costs.free
+        self.closed = False
+
+    def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
+        dst_end = dst_offset + nbytes
+        src_end = src_offset + nbytes
+        if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
+            raise DeviceError(
+                f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
+                f"to offset {dst_offset} of {dst!r}"
+            )
+        target = dst.array[dst_offset:dst_end]
+        source = src.array[src_offset:src_end]
+        worker = self._worker
+        costs = self._costs
+        if costs is None:
+            worker.put((np.copyto, (target, source), 0, 0))
+        elif self._inline and worker.idle:
+            if worker.error is None:
+                target[...] = source
+        else:
+            worker.put((np.copyto, (target, source), costs.copy_ns(nbytes), self._clock_ns()))
+
+    def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
+        if not callable(kernel):
+            raise DeviceError(f"a kernel of this backend is a Python callable, not {type(kernel).__name__}")
+        arrays = tuple([arg.array if type(arg) is SoftwareBuffer or isinstance(arg, Buffer) else arg for arg in args])
+        worker = self._worker
+        costs = self._costs
+        if costs is None:
+            worker.put((kernel, arrays, 0, 0))
+        elif self._inline and not cost_ns and worker.idle:
+            if worker.error is None:
+                self._run_inline(worker, kernel, arrays)
+        else:
+            worker.put((kernel, arrays, costs.launch_ns(cost_ns), self._clock_ns()))
+
+    def _run_inline(self, worker: OrderedWorker, kernel: Callable[..., object], arrays: tuple[Any, ...]) -> None:
+        try:
+            kernel(*arrays)
+        except KeyboardInterrupt as exc:
+            worker.fail(kernel, exc)
+            raise  # meant for the thread that we borrowed
+        except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
+            worker.fail(kernel, exc)
+
+    def record(self) -> Fence:
+        worker = self._worker
+        if worker.idle:
+            return DoneFence(self._clock_ns(), worker.error)
+        fence = worker.new_fence(self._clock_ns())
+        worker.put(fence)
+        return fence
+
+    def wait(self, fence: Fence) -> None:
+        worker = self._worker
+        if fence.query():
+            error = failure_of(fence)
+            if error is None:
+                worker.check_usable()
+                return
+            if worker.idle:
+                worker.error = worker.error or error
+                return
+        worker.put(Wait(fence))
+
+    def isolate(self) -> None:
+        worker = self._worker
+        if worker.idle:
+            worker.error = None
+        else:
+            worker.put(ISOLATE)
+
+    def idle(self) -> bool:
+        worker = self._worker
+        if worker.idle:
+            return True
+        worker.check_usable()
+        return worker.drained()
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        self.record().synchronize(timeout_s)
+
+    def close(self) -> None:
+        self.begin_close()
+        self.finish_close(time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9))
+
+    def begin_close(self) -> None:
+        """Stop without waiting; several streams closed together then share one time limit."""
+        self._worker.begin_stop(f"stream {self.name!r} is closed")
+
+    def finish_close(self, deadline_ns: int) -> None:
+        if not self.closed:
+            self.closed = True
+            self._worker.finish_stop(deadline_ns)
+
+    def begin_reset(self) -> None:
+        if not self.closed:
+            self._worker.begin_stop(f"stream {self.name!r} was reset")
+
+    def finish_reset(self, deadline_ns: int) -> None:
+        """Start afresh; what was queued has failed."""
+        if not self.closed:
+            self._worker.finish_stop(deadline_ns)
+            self._worker = self._make_worker()

@@ -1,0 +1,54 @@
+"""Backend ``host``: a device made of this machine's memory and threads.
+
+Copies and kernels are real work on real memory, so copy and compute overlap as far as the machine has cores, and
+an allocation costs its page faults. A kernel is a Python callable; numpy calls release the GIL and overlap, plain
+Python does not.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from async_orch.abc import DeviceInfo
+from async_orch.exceptions import BackendUnavailable, ConfigurationError
+
+from ._memory import PAGE_NBYTES, physical_nbytes
+from ._software_backend import SoftwareBackend
+from ._software_stream import SoftwareStream
+from ._stream_worker import StreamWorker
+
+__all__ = ["HostBackend", "open_backend"]
+
+
+class HostBackend(SoftwareBackend):
+    """This machine as a device. A stream is one daemon thread, started with its first operation."""
+
+    def __init__(self) -> None:
+        info = DeviceInfo(
+            backend="host",
+            device="cpu",
+            support="measured on CPU",
+            alignment_nbytes=PAGE_NBYTES,
+            pinned=True,
+            alloc_visibility="all",
+            device_clock="host",
+            memory_nbytes=physical_nbytes(),
+        )
+        super().__init__(info, huge_pages=False)
+
+    def _make_stream(self, name: str) -> SoftwareStream:
+        return SoftwareStream(name, partial(StreamWorker, name, self._device), clock_ns=time.monotonic_ns)
+
+
+def open_backend(target: str | None = None, **options: Any) -> HostBackend:
+    """Open ``host`` or ``host:cpu``, which are the same; there are no options.
+
+    Raises `BackendUnavailable` for another device and `ConfigurationError` for any option.
+    """
+    if target not in (None, "", "cpu"):
+        raise BackendUnavailable(f"backend 'host' has one device, 'cpu', not {target!r}; use 'host'")
+    if options:
+        raise ConfigurationError(f"backend 'host' takes no options, got {', '.join(sorted(options))}")
+    return HostBackend()
