@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from async_orch import SlotSpec, StepProgram
+from async_orch import Device, Slot, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import GraphOverflow
 from async_orch.graph import execute
@@ -105,7 +105,7 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         scratch = np.empty(self.graph.max_tasks * _PROBE_NBYTES + 64 * batch, np.uint8)
         return self.graph.build(step, scratch)
 
-    def open(self, device: Any) -> None:
+    def open(self, device: Device) -> None:
         """Allocate the resident regions and bring the weights and rotary tables there."""
         for name in ("weights", "kv", "state"):
             self.resident[name] = device.alloc(self.graph.region_nbytes[name], name=name)
@@ -121,7 +121,7 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         used = self.graph.build(step, image)
         return used if self._padded_nbytes is None else self._padded_nbytes
 
-    def launch(self, step: DecodeStep, slot: Any, stream: Stream) -> None:
+    def launch(self, step: DecodeStep, slot: Slot, stream: Stream) -> None:
         """Enqueue one kernel, which runs the graph from the image in device memory."""
         resident = self.resident
         stream.launch(

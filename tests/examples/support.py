@@ -6,14 +6,15 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from async_orch.abc import Buffer, ByteArray
+from async_orch import Device, Slot
+from async_orch.abc import Buffer, ByteArray, Stream
 from examples.qwen3.program import DecodeOutput, Qwen3Decode
 from examples.qwen3.schedule import Schedule
 
@@ -91,14 +92,13 @@ def make_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> dict[str,
 def plain_logits(folder: Path, ids: Sequence[int]) -> Array:
     """Logits [vocab] after ``ids``: a whole forward pass in float64, one head and one position at a time."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    weights = {
-        name: value.astype(np.float64) for name, value in load_file(folder / "model.safetensors").items()
-    }
+    weights = {name: value.astype(np.float64) for name, value in load_file(folder / "model.safetensors").items()}
     head_dim, eps = config["head_dim"], config["rms_norm_eps"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 
     def norm(x: Array, weight: Array) -> Array:
-        return x / np.sqrt(np.mean(x * x) + eps) * weight
+        normed: Array = x / np.sqrt(np.mean(x * x) + eps) * weight
+        return normed
 
     def rotate(x: Array, position: int) -> Array:
         turned = np.empty_like(x)
@@ -125,7 +125,7 @@ def plain_logits(folder: Path, ids: Sequence[int]) -> Array:
                 scores = [qs[t][head] @ ks[s][source] / math.sqrt(head_dim) for s in range(t + 1)]
                 shares = np.exp(np.array(scores) - max(scores))
                 shares /= shares.sum()
-                parts.append(sum(share * vs[s][source] for s, share in enumerate(shares)))
+                parts.append(shares @ np.array([vs[s][source] for s in range(t + 1)]))
             mixed.append(weights[f"{prefix}o_proj.weight"] @ np.concatenate(parts))
         return mixed
 
@@ -186,7 +186,7 @@ class SerialDevice:
         self.workspace = ArrayBuffer(spec.workspace_nbytes, "workspace")
         self.output = ArrayBuffer(spec.output_nbytes, "output")
         self.used = 0
-        program.open(self)
+        program.open(cast(Device, self))
 
     def alloc(self, nbytes: int, *, name: str = "") -> ArrayBuffer:
         return ArrayBuffer(nbytes, name)
@@ -206,13 +206,11 @@ class SerialDevice:
     def run(self, step: Any) -> DecodeOutput:
         """Build, copy, launch and collect a step."""
         self.copy_in(step)
-        self.program.launch(step, self, self)  # type: ignore[arg-type]
+        self.program.launch(step, cast(Slot, self), cast(Stream, self))
         return self.program.collect(step, self.output.array)
 
 
-def serial_decode(
-    folder: Path, prompts: Sequence[Sequence[int]], tokens: int
-) -> tuple[list[list[int]], list[Array]]:
+def serial_decode(folder: Path, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], list[Array]]:
     """Each prompt's tokens, and the logits [tokens, vocab] they were chosen from, through `SerialDevice`."""
     schedule = Schedule(prompts, tokens, 10_000)
     program = Qwen3Decode(folder, batch=schedule.batch, capacity=schedule.capacity, keep_logits=True)

@@ -1,0 +1,121 @@
+"""Decode text with a small Qwen3 in three modes and show what each of them costs.
+
+    python -m examples.decode_runner --prompt "Once upon a time" --tokens 64
+
+The modes run the same code path: naive allocates and frees a step's device memory each step, ring allocates
+once, pipelined also builds and copies the next steps while the device runs the current one.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # started as a file: the package lies one folder up
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+
+from async_orch import OrchError, open_backend
+from async_orch.abc import Backend
+from async_orch.exceptions import StepError
+from examples.qwen3.config import ModelError, check_folder, load_config
+from examples.qwen3.decode import decode
+from examples.qwen3.figures import ModeRun
+from examples.qwen3.options import Options, parse_options
+from examples.qwen3.program import Qwen3Decode
+from examples.qwen3.report import json_object, table
+from examples.qwen3.schedule import Schedule
+from examples.qwen3.show import Display
+from examples.qwen3.tokenizer import GrowingText, TextCodec
+
+__all__ = ["main"]
+
+MODE_VARIABLE = "ASYNC_ORCH_MODE"
+
+
+def _decode_all(options: Options, backend: Backend, console: Console | None) -> list[ModeRun]:
+    """Every mode one after the other, each with an orchestrator, a program and resident memory of its own."""
+    check_folder(options.model)
+    config = load_config(options.model)
+    codec = TextCodec(options.model, config.vocab_size)
+    schedule = Schedule(
+        [codec.encode(prompt) for prompt in options.prompts], options.tokens, config.max_position_embeddings
+    )
+    options.log.unlink(missing_ok=True)
+    runs = []
+    for mode in options.modes:
+        program = Qwen3Decode(
+            options.model,
+            batch=schedule.batch,
+            capacity=schedule.capacity,
+            memory=options.memory,
+        )
+        texts = [GrowingText(codec, config.eos_token_ids) for _ in options.prompts]
+
+        def show_token(row: int, token: int, texts: Sequence[GrowingText] = texts) -> None:
+            texts[row].push(token)
+
+        with Display(console, mode, len(schedule), options.prompts, texts) as display:
+            runs.append(
+                asyncio.run(
+                    decode(
+                        program,
+                        schedule,
+                        backend,
+                        mode=mode,
+                        slots=options.slots,
+                        queue_depth=options.queue_depth,
+                        step_log=options.log,
+                        on_token=show_token,
+                        on_step=display.step_done,
+                    )
+                )
+            )
+    return runs
+
+
+def _check_environment(options: Options) -> None:
+    """Refuse to show one mode's figures under another's name."""
+    forced = os.environ.get(MODE_VARIABLE)
+    if forced and options.modes != (forced,):
+        raise ModelError(
+            f"{MODE_VARIABLE}={forced} is set and overrides --mode; unset it, or pass --mode {forced}"
+        )
+
+
+def _run(options: Options) -> None:
+    _check_environment(options)
+    console = None if options.json else Console(highlight=False)
+    backend = open_backend(options.backend)
+    try:
+        runs = _decode_all(options, backend, console)
+        support = backend.info.support
+    finally:
+        backend.close()
+    if console is None:
+        print(json.dumps(json_object(runs, support)))
+        return
+    memory = f", --memory {options.memory_name}, {len(options.prompts)} prompts x {options.tokens} tokens"
+    console.print(table(runs, f"{options.backend}: {support}{memory}"))
+    console.print(f"step log: {options.log}", soft_wrap=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 if the decode failed, 2 if it could not begin."""
+    options = parse_options(argv)
+    try:
+        _run(options)
+    except (ModelError, OrchError, OSError) as error:
+        cause = f": {error.__cause__}" if isinstance(error, StepError) and error.__cause__ else ""
+        print(f"decode_runner: error: {' '.join(f'{error}{cause}'.split())}", file=sys.stderr)
+        return 1 if isinstance(error, StepError) else 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
