@@ -1,10 +1,9 @@
-"""The host side: a task graph is collected in flat lists of integers and written with one assignment a field."""
+"""The host side: collects a step's task graph in flat lists of integers and writes it into the image."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -33,6 +32,7 @@ __all__ = ["GraphBuilder", "Operand"]
 
 _TASK_NBYTES = 24
 _INT_NBYTES = 4
+_STEP_HANDLES = 1 << 32  # handles from here on are of one step: scalars and inputs, which nobody may write
 
 
 class Operand(int):
@@ -91,16 +91,15 @@ class GraphBuilder:
         self._max_operands = 2 * max_tasks if max_operands is None else max_operands
         # Tensors that outlive a step fill the rows from the front, those of one step from the back.
         self._rows = np.zeros(self._max_operands, OPERAND)
-        self._row_bytes = memoryview(self._rows.view(np.uint8))
+        self._row_bytes = self._rows.view(np.uint8).data
         self._declared = Declared(table, region_records(regions), self._rows, infer)
         self._interned: dict[tuple[str, int, tuple[int, ...], np.dtype[np.generic]], Operand] = {}
         self._scalars: dict[tuple[type, int | float], Operand] = {}
         self._n_fixed = 0
         self._n_step = 0
-        self._step_base = 1 << 32  # handles of one step are numbered upwards from here and never reused
-        self._task_kernels: list[int] = []
-        self._task_n_args: list[int] = []
-        self._task_n_fanin: list[int] = []
+        self._step_base = _STEP_HANDLES  # counts up over all steps, so that an old handle is recognised
+        self._n_tasks = 0
+        self._tasks: list[int] = []  # six fields a task, as in the image
         self._args: list[int] = []
         self._fanin: list[int] = []
         self._user_end = HEADER_NBYTES
@@ -114,9 +113,8 @@ class GraphBuilder:
         self._step_base += self._n_step
         self._n_step = 0
         self._scalars.clear()
-        self._task_kernels.clear()
-        self._task_n_args.clear()
-        self._task_n_fanin.clear()
+        self._n_tasks = 0
+        self._tasks.clear()
         self._args.clear()
         self._fanin.clear()
         self._user_end = HEADER_NBYTES
@@ -134,9 +132,7 @@ class GraphBuilder:
             return known
         if region not in self._sizes:
             names = ", ".join(self._sizes) or "none"
-            raise GraphError(
-                f"unknown region {region!r}; declared: {names} (per-step inputs go through put())"
-            )
+            raise GraphError(f"unknown region {region!r}; declared: {names} (per-step inputs go through put())")
         code, nbytes = _tensor_type(dims, element)
         if offset < 0 or offset % element.itemsize or offset + nbytes > self._sizes[region]:
             raise GraphError(
@@ -152,23 +148,22 @@ class GraphBuilder:
 
     def scalar(self, value: float) -> Operand:
         """An int (64 bits, signed) or float (64 bits) argument; valid until `reset`. `task` takes plain ones too."""
-        if isinstance(value, np.integer | np.floating):
-            value = value.item()
-        if not isinstance(value, int | float):
-            raise GraphError(f"a scalar argument must be an int or a float, got {type(value).__name__}")
-        known = self._scalars.get((type(value), value))
-        if known is not None and value != 0:  # 0.0 and -0.0 are equal keys and different arguments
+        key = (value.__class__, value)
+        known = self._scalars.get(key)
+        if known is not None:
             return known
+        number = value.item() if isinstance(value, np.generic) else value
         row = self._max_operands - 1 - self._n_step
         self._require_operand()
-        if isinstance(value, float):
-            PACK_FLOAT.pack_into(self._row_bytes, row * 32, KIND_FLOAT, 0, 0, 0, value, 1, 1, 1, 1)
+        if isinstance(number, float):
+            PACK_FLOAT.pack_into(self._row_bytes, row * 32, KIND_FLOAT, 0, 0, 0, number, 1, 1, 1, 1)
+        elif isinstance(number, int) and -(1 << 63) <= number < 1 << 63:
+            PACK_TENSOR.pack_into(self._row_bytes, row * 32, KIND_INT, 0, 0, 0, number, 1, 1, 1, 1)
         else:
-            try:
-                PACK_TENSOR.pack_into(self._row_bytes, row * 32, KIND_INT, 0, 0, 0, value, 1, 1, 1, 1)
-            except struct.error:
-                raise GraphError(f"scalar argument {value} does not fit 64 bits, signed") from None
-        operand = self._scalars[type(value), value] = self._step_operand()
+            raise GraphError(f"{value!r} is not an operand of this builder, an int of 64 bits or a float")
+        operand = self._step_operand()
+        if number or isinstance(number, int):  # 0.0 and -0.0 are equal as keys
+            self._scalars[key] = operand
         return operand
 
     def reserve(self, shape: Sequence[int], dtype: DTypeLike) -> tuple[Operand, NDArray[Any]]:
@@ -207,41 +202,43 @@ class GraphBuilder:
         first. Raises `GraphError` naming kernel and argument, `GraphOverflow` naming the exhausted resource; the
         task is then not added.
         """
-        task_id = len(self._task_kernels)
+        task_id = self._n_tasks
         entry = self._kernels.get(kernel)
         if entry is None:
-            self._table.id_of(kernel)  # raises, listing the kernels there are
-            raise GraphError(f"unknown kernel {kernel!r}")
+            raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}")
         n_args = len(args)
         if n_args != entry.n_args >= 0:
-            raise GraphError(
-                f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {entry.n_args}"
-            )
+            raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {entry.n_args}")
+        operands = cast("tuple[Operand, ...]", args)
         for arg in args:
             if arg.__class__ is not Operand:
-                args = self._with_scalars(task_id, kernel, args)
+                operands = self._with_scalars(kernel, args)
                 break
+        if entry.outputs:
+            for position in entry.outputs:
+                if position >= n_args or operands[position] >= _STEP_HANDLES:
+                    self._refuse_output(kernel, position, n_args)
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
+        for producer in producers:
+            if not 0 <= producer < task_id:
+                raise GraphError(f"task {task_id} ({kernel}): after={producer} is not an earlier task's id")
         n_fanin = len(producers)
-        if n_fanin:
-            for producer in producers:
-                if not 0 <= producer < task_id:
-                    raise GraphError(
-                        f"task {task_id} ({kernel}): after={producer} is not an earlier task's id"
-                    )
-            self._fanin += producers
-        self._args += args
+        fanin_start = len(self._fanin)
+        arg_start = len(self._args)
+        fanin_end = fanin_start + n_fanin
+        arg_end = arg_start + n_args
         if (
             task_id >= self._max_tasks
-            or len(self._args) > self._max_args
-            or len(self._fanin) > self._max_fanin
-            or self._user_end + _TASK_NBYTES * task_id + _INT_NBYTES * (len(self._args) + len(self._fanin))
-            > self._image.size
+            or arg_end > self._max_args
+            or fanin_end > self._max_fanin
+            or self._user_end + _TASK_NBYTES * (task_id + 1) + _INT_NBYTES * (arg_end + fanin_end) > self._image.size
         ):
             self._refuse_overflow(n_args, n_fanin)
-        self._task_kernels.append(entry.id)
-        self._task_n_args.append(n_args)
-        self._task_n_fanin.append(n_fanin)
+        self._tasks += (0, entry.id, fanin_start, n_fanin, arg_start, n_args)
+        self._args += operands
+        if n_fanin:
+            self._fanin += producers
+        self._n_tasks = task_id + 1
         return task_id
 
     def finish(self) -> int:
@@ -250,28 +247,27 @@ class GraphBuilder:
         Raises `GraphOverflow` if the image or ``max_fanin`` (with ``infer``) is too small, `GraphError` for a handle
         of an earlier step and for a kernel that would write a scalar or the image.
         """
-        collected = Collected(
-            kernels=self._task_kernels,
-            n_args=self._task_n_args,
-            n_fanin=self._task_n_fanin,
-            args=self._args,
-            fanin=self._fanin,
-            n_fixed=self._n_fixed,
-            step_base=self._step_base,
-            n_step=self._n_step,
-            user_end=self._user_end,
-            max_fanin=self._max_fanin,
+        return write_image(
+            self._image,
+            self._declared,
+            Collected(
+                tasks=self._tasks,
+                args=self._args,
+                fanin=self._fanin,
+                n_fixed=self._n_fixed,
+                step_base=self._step_base,
+                n_step=self._n_step,
+                user_end=self._user_end,
+                max_fanin=self._max_fanin,
+            ),
         )
-        return write_image(self._image, self._declared, collected)
 
     @property
     def n_tasks(self) -> int:
         """Tasks added since `reset`."""
-        return len(self._task_kernels)
+        return self._n_tasks
 
-    def _with_scalars(
-        self, task_id: int, kernel: str, args: tuple[Operand | float, ...]
-    ) -> tuple[Operand, ...]:
+    def _with_scalars(self, kernel: str, args: tuple[Operand | float, ...]) -> tuple[Operand, ...]:
         operands = []
         for position, arg in enumerate(args):
             if isinstance(arg, Operand):
@@ -281,9 +277,16 @@ class GraphBuilder:
                 operands.append(self.scalar(arg))
             except GraphOverflow:
                 raise
-            except GraphError as error:
-                raise GraphError(f"task {task_id} ({kernel}), argument {position}: {error}") from None
+            except (GraphError, TypeError) as error:  # TypeError: not hashable, so not a number either
+                raise GraphError(f"task {self._n_tasks} ({kernel}), argument {position}: {error}") from None
         return tuple(operands)
+
+    def _refuse_output(self, kernel: str, position: int, n_args: int) -> NoReturn:
+        if position >= n_args:
+            why = f"the kernel writes it, but only {n_args} arguments are given"
+        else:
+            why = "the kernel writes it, but it is a scalar or an input in the image, which kernels may only read"
+        raise GraphError(f"task {self._n_tasks} ({kernel}), argument {position}: {why}")
 
     def _require_operand(self) -> None:
         if self._n_fixed + self._n_step >= self._max_operands:
@@ -297,11 +300,9 @@ class GraphBuilder:
         self._n_step += 1
         return operand
 
-    def _refuse_overflow(self, n_args: int, n_fanin: int) -> None:
-        """Take the last task's pool entries back and say which resource it exhausted."""
-        n_tasks = len(self._task_kernels)
-        del self._args[len(self._args) - n_args :]
-        del self._fanin[len(self._fanin) - n_fanin :]
+    def _refuse_overflow(self, n_args: int, n_fanin: int) -> NoReturn:
+        """Say which resource a task that was not added would exhaust."""
+        n_tasks = self._n_tasks
         for resource, used, available, requested in (
             ("tasks", n_tasks, self._max_tasks, 1),
             ("args", len(self._args), self._max_args, n_args),
@@ -335,10 +336,6 @@ def _tensor_type(dims: tuple[int, ...], element: np.dtype[Any]) -> tuple[int, in
     return code, nbytes
 
 
-def _pack_tensor(
-    rows: memoryview, row: int, code: int, region: int, offset: int, dims: tuple[int, ...]
-) -> None:
+def _pack_tensor(rows: memoryview, row: int, code: int, region: int, offset: int, dims: tuple[int, ...]) -> None:
     ndim = len(dims)
-    PACK_TENSOR.pack_into(
-        rows, row * 32, KIND_TENSOR, code, region, ndim, offset, *dims, *(1, 1, 1, 1)[ndim:]
-    )
+    PACK_TENSOR.pack_into(rows, row * 32, KIND_TENSOR, code, region, ndim, offset, *dims, *(1, 1, 1, 1)[ndim:])

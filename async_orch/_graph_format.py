@@ -14,6 +14,7 @@ from async_orch.exceptions import GraphError
 __all__ = [
     "ALIGNMENT",
     "ARG",
+    "CHECKSUM_AT",
     "CODE_OF_DTYPE",
     "DTYPES",
     "FANIN",
@@ -57,8 +58,7 @@ KIND_INT: Final = 1
 KIND_FLOAT: Final = 2
 
 DTYPES: Final[tuple[np.dtype[np.generic], ...]] = tuple(
-    np.dtype(code)
-    for code in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+    np.dtype(code) for code in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 )
 """Element types; a dtype code is a position in this tuple. New types are appended, never inserted."""
 
@@ -106,6 +106,7 @@ OPERAND: Final = np.dtype(
 )
 
 HEADER_NBYTES: Final = HEADER.itemsize
+CHECKSUM_AT: Final = 24
 SECTION_NAMES: Final = ("user", "regions", "tasks", "fanin", "args", "operands", "reserved6", "reserved7")
 SECTION_NBYTES: Final = (
     1,
@@ -125,15 +126,12 @@ PACK_HEADER: Final = struct.Struct("<8sIIQIIQ24x16Q")
 PACK_TENSOR: Final = struct.Struct("<BBHB3xqiiii")
 PACK_FLOAT: Final = struct.Struct("<BBHB3xdiiii")
 
-_CHECKSUM_OFFSET = 24
-_CHECKSUM_END = 28
-
 
 class Section(NamedTuple):
     """Where a pool lies in the image: byte offset, number of records."""
 
     offset: int
-    count: int
+    n_records: int
 
 
 def aligned(nbytes: int) -> int:
@@ -141,11 +139,11 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def checksum(image: Bytes, pools_offset: int, image_nbytes: int) -> int:
+def checksum(header: Bytes, pools: Bytes) -> int:
     """CRC-32 of the header without its checksum field, and of everything behind the user area."""
-    crc = zlib.crc32(image[:_CHECKSUM_OFFSET])
-    crc = zlib.crc32(image[_CHECKSUM_END:HEADER_NBYTES], crc)
-    return zlib.crc32(image[pools_offset:image_nbytes], crc)
+    crc = zlib.crc32(header.data[:CHECKSUM_AT])
+    crc = zlib.crc32(header.data[CHECKSUM_AT + 4 : HEADER_NBYTES], crc)
+    return zlib.crc32(pools.data, crc)
 
 
 def require_bytes(array: object, what: str, *, writable: bool) -> Bytes:

@@ -9,7 +9,6 @@ What is further back is reached through these.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +84,7 @@ class DependencyInference:
         args: Ints,
         outputs: NDArray[np.bool_],
         operands: NDArray[np.void],
-        explicit_counts: list[int],
+        explicit_counts: Ints,
         explicit: list[int],
     ) -> tuple[Ints, Ints]:
         """Fan-in counts and the fan-in pool, `explicit` dependencies included.
@@ -99,12 +98,11 @@ class DependencyInference:
         takes_part = (region != 0) & (ends > starts)
         spans = np.stack((region, starts, ends), axis=1)[args]
         spans[~takes_part[args]] = 0
-        counts = np.array(explicit_counts, np.int64)
         key = (
             arg_counts.tobytes(),
             spans.tobytes(),
             outputs.tobytes(),
-            counts.tobytes(),
+            explicit_counts.tobytes(),
             np.array(explicit, np.int64).tobytes(),
         )
         if key != self._key:
@@ -117,7 +115,7 @@ def _derive(
     arg_counts: Ints,
     spans: Ints,
     outputs: NDArray[np.bool_],
-    explicit_counts: Iterable[int],
+    explicit_counts: Ints,
     explicit: list[int],
 ) -> tuple[Ints, Ints]:
     histories: dict[int, RegionHistory] = {}
@@ -126,7 +124,7 @@ def _derive(
     fanin: list[int] = []
     arg = 0
     given = 0
-    for task, (n_args, n_given) in enumerate(zip(arg_counts.tolist(), explicit_counts, strict=True)):
+    for task, (n_args, n_given) in enumerate(zip(arg_counts.tolist(), explicit_counts.tolist(), strict=True)):
         found = set(explicit[given : given + n_given])
         given += n_given
         # An output may be read as well; as a write it waits for the same tasks, and for more.

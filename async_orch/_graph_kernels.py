@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from async_orch.exceptions import GraphError
 
-__all__ = ["Kernel", "KernelTable", "output_flags"]
+__all__ = ["ALL_WRITABLE", "Kernel", "KernelTable", "output_flags"]
 
 Kernel = Callable[..., object]
 """Called with the task's arguments in order: numpy views for tensors, `int` or `float` for scalars."""
@@ -74,9 +74,7 @@ class KernelTable:
         Raises `GraphError` for a name that is taken and for positions that cannot be.
         """
         if not name or name in self.by_name:
-            raise GraphError(
-                f"kernel name {name!r} is {'taken' if name else 'empty'}; each kernel needs its own"
-            )
+            raise GraphError(f"kernel name {name!r} is {'taken' if name else 'empty'}; each kernel needs its own")
         count = _fixed_arity(function) if n_args is None else n_args
         written = None if outputs is None else tuple(sorted(set(outputs)))
         if written:
@@ -94,8 +92,12 @@ class KernelTable:
         """The id of the kernel called `name`; `GraphError` lists the kernels there are if it is unknown."""
         entry = self.by_name.get(name)
         if entry is None:
-            raise GraphError(f"unknown kernel {name!r}; the table has: {', '.join(self.by_name) or 'none'}")
+            raise GraphError(self.unknown(name))
         return entry.id
+
+    def unknown(self, name: str) -> str:
+        """What to tell somebody who asked for a kernel that is not in the table."""
+        return f"unknown kernel {name!r}; the table has: {', '.join(self.by_name) or 'none'}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,9 +147,7 @@ def _fixed_arity(function: Kernel) -> int:
     except (TypeError, ValueError):  # numpy ufuncs and some built-in functions have none
         return -1
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
-        raise GraphError(
-            f"kernel {function!r} has a required keyword argument; kernels are called by position only"
-        )
+        raise GraphError(f"kernel {function!r} has a required keyword argument; kernels are called by position only")
     fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in parameters if p.kind in fixed]
     has_rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from struct import pack_into
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -10,39 +11,32 @@ from numpy.typing import NDArray
 
 from async_orch._graph_format import (
     ARG,
-    FANIN,
+    CHECKSUM_AT,
     HEADER_NBYTES,
     IMAGE_REGION,
-    KIND_TENSOR,
     MAGIC,
-    OPERAND,
     PACK_HEADER,
     REGION,
     REGION_NAME_NBYTES,
     SECTION_NBYTES,
-    TASK,
     VERSION,
     Bytes,
     aligned,
     checksum,
 )
 from async_orch._graph_infer import DependencyInference
-from async_orch._graph_kernels import KernelTable, output_flags
+from async_orch._graph_kernels import ALL_WRITABLE, KernelTable, output_flags
 from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["Collected", "Declared", "Ints", "region_records", "write_image"]
 
 Ints = NDArray[np.int64]
 
-_CHECKSUM_FIELD = slice(24, 28)
-
 
 class Collected(NamedTuple):
     """One step's graph as flat lists. Argument handles are resolved and checked in `write_image`."""
 
-    kernels: list[int]
-    n_args: list[int]
-    n_fanin: list[int]
+    tasks: list[int]  # kind, kernel, fanin_start, fanin_count, arg_start, arg_count of each
     args: list[int]
     fanin: list[int]
     n_fixed: int
@@ -55,9 +49,7 @@ class Collected(NamedTuple):
 class Declared:
     """What stays from step to step: kernels, regions, and the operand rows that handles stand for."""
 
-    def __init__(
-        self, table: KernelTable, regions: NDArray[np.void], rows: NDArray[np.void], infer: bool
-    ) -> None:
+    def __init__(self, table: KernelTable, regions: NDArray[np.void], rows: NDArray[np.void], infer: bool) -> None:
         self.table = table
         self.regions = regions
         self.rows = rows
@@ -84,60 +76,19 @@ def region_records(regions: Mapping[str, int]) -> NDArray[np.void]:
 
 def write_image(image: Bytes, declared: Declared, graph: Collected) -> int:
     """Write header and pools; the inputs of `put` are in the image already. Returns the image's bytes."""
-    n_tasks = len(graph.kernels)
+    n_tasks = len(graph.tasks) // 6
     n_args = len(graph.args)
-    kernels = np.fromiter(graph.kernels, np.int64, n_tasks)
-    arg_counts = np.fromiter(graph.n_args, np.int64, n_tasks)
-    _, masks, fingerprint = declared.table.summary()
-
-    rows = _operand_rows(declared, graph, arg_counts)
-    used = declared.used
-    used.fill(False)
-    used[rows] = True
-    rows_used = np.flatnonzero(used)
-    declared.renumbered[rows_used] = np.arange(rows_used.size)
-    args = declared.renumbered[rows]
-    operands = declared.rows[rows_used]
-    outputs = output_flags(masks[kernels], arg_counts, n_args)
-    refused = outputs & ((operands["kind"] != KIND_TENSOR) | (operands["region"] == 0))[args]
-    if refused.any():
-        refused &= (
-            masks[np.repeat(kernels, arg_counts)] != -1
-        )  # undeclared outputs: such views come read-only
-        if refused.any():
-            _refuse(
-                declared.table,
-                graph,
-                int(refused.argmax()),
-                arg_counts,
-                "the kernel writes it, but it is a scalar or lies in the image, which kernels may only read",
-            )
-
-    if declared.inference is None:
-        fanin_counts = np.fromiter(graph.n_fanin, np.int64, n_tasks)
-        fanin = np.fromiter(graph.fanin, np.int64, len(graph.fanin))
-    else:
-        undeclared = masks[kernels] == -1
-        if undeclared.any():
-            task = int(undeclared.argmax())
-            name = declared.table.names[graph.kernels[task]]
-            raise GraphError(
-                f"task {task} ({name}): infer=True needs outputs=(...) in the kernel's registration"
-            )
-        fanin_counts, fanin = declared.inference(
-            arg_counts, args, outputs, operands, graph.n_fanin, graph.fanin
-        )
-        if fanin.size > graph.max_fanin:
-            raise GraphOverflow(
-                f"fanin: 0 used, {graph.max_fanin} available, {fanin.size} more requested by inferred dependencies; "
-                "raise max_fanin"
-            )
+    args, operands = _operands(declared, graph)
+    tasks: Sequence[int] = graph.tasks
+    fanin: Sequence[int] = graph.fanin
+    if declared.inference is not None:
+        tasks, fanin = _with_inferred(declared, declared.inference, graph, args, operands)
 
     counts = (
         graph.user_end - HEADER_NBYTES,
         len(declared.regions),
         n_tasks,
-        fanin.size,
+        len(fanin),
         n_args,
         operands.size,
     )
@@ -151,57 +102,79 @@ def write_image(image: Bytes, declared: Declared, graph: Collected) -> int:
     if nbytes > image.size:
         raise GraphOverflow(
             f"image bytes: {graph.user_end} used by header and inputs, {image.size} available, "
-            f"{nbytes - graph.user_end} more requested by {n_tasks} tasks, {fanin.size} dependencies, {n_args} arguments "
-            f"and {operands.size} operands; enlarge the slot's image"
+            f"{nbytes - graph.user_end} more requested by {n_tasks} tasks, {len(fanin)} dependencies, {n_args} "
+            f"arguments and {operands.size} operands; enlarge the slot's image"
         )
-    image[graph.user_end : nbytes] = 0  # the pools' padding; a staging buffer holds an earlier step's bytes
+    image[graph.user_end : nbytes] = 0  # a staging buffer holds an earlier step's bytes where the pools are padded
+    fingerprint = declared.table.fingerprint
     PACK_HEADER.pack_into(
-        image, 0, MAGIC, VERSION, HEADER_NBYTES, nbytes, 0, 0, fingerprint, *sections, 0, 0, 0, 0
+        image.data, 0, MAGIC, VERSION, HEADER_NBYTES, nbytes, 0, 0, fingerprint, *sections, 0, 0, 0, 0
     )
-
-    _pool(image, sections, 1, REGION)[...] = declared.regions
-    tasks = _pool(image, sections, 2, TASK)
-    tasks["kernel"] = kernels
-    tasks["fanin_start"] = np.cumsum(fanin_counts) - fanin_counts
-    tasks["fanin_count"] = fanin_counts
-    tasks["arg_start"] = np.cumsum(arg_counts) - arg_counts
-    tasks["arg_count"] = arg_counts
-    _pool(image, sections, 3, FANIN)[...] = fanin
-    _pool(image, sections, 4, ARG)[...] = args
-    _pool(image, sections, 5, OPERAND).view(np.uint8)[...] = operands.view(np.uint8)
-    image[_CHECKSUM_FIELD].view("<u4")[0] = checksum(image, sections[2], nbytes)
+    regions_at, tasks_at, fanin_at, args_at, operands_at = sections[2::2]
+    _bytes_at(image, regions_at, declared.regions)
+    pack_into(f"<{len(tasks)}I", image.data, tasks_at, *tasks)
+    pack_into(f"<{len(fanin)}i", image.data, fanin_at, *fanin)
+    _bytes_at(image, args_at, args.astype(ARG))
+    _bytes_at(image, operands_at, operands)
+    pack_into("<I", image.data, CHECKSUM_AT, checksum(image, image[regions_at:nbytes]))
     return nbytes
 
 
-def _pool(
-    image: Bytes, sections: list[int], section: int, record: np.dtype[np.void] | np.dtype[np.int32]
-) -> NDArray[np.void]:
-    start, count = sections[2 * section : 2 * section + 2]
-    view: NDArray[np.void] = image[start : start + count * record.itemsize].view(record)
-    return view
+def _bytes_at(image: Bytes, offset: int, records: NDArray[np.generic]) -> None:
+    image[offset : offset + records.nbytes] = records.view(np.uint8)
 
 
-def _operand_rows(declared: Declared, graph: Collected, arg_counts: Ints) -> Ints:
-    """The operand row of each argument's handle; `GraphError` for a handle that is not one of this step's."""
+def _operands(declared: Declared, graph: Collected) -> tuple[Ints, NDArray[np.void]]:
+    """The argument pool, and the rows of the operands it uses; `GraphError` for a handle of an earlier step."""
+    n_rows = len(declared.rows)
     handles = np.fromiter(graph.args, np.int64, len(graph.args))
-    of_step = handles - graph.step_base
-    fixed = (handles >= 0) & (handles < graph.n_fixed)
-    valid = fixed | ((of_step >= 0) & (of_step < graph.n_step))
-    if not valid.all():
-        _refuse(
-            declared.table,
-            graph,
-            int(valid.argmin()),
-            arg_counts,
-            "the handle is not one of this builder's, or it "
-            "came from put(), reserve() or scalar() of an earlier step; ask for it again after reset()",
+    rows = np.where(handles < graph.n_fixed, handles, graph.step_base + (n_rows - 1) - handles)
+    used = declared.used
+    used.fill(False)
+    if rows.size and (rows.min() < 0 or rows.max() >= n_rows):
+        _refuse_handle(declared, graph, rows)
+    used[rows] = True
+    if used[graph.n_fixed : n_rows - graph.n_step].any():
+        _refuse_handle(declared, graph, rows)
+    rows_used = np.flatnonzero(used)
+    declared.renumbered[rows_used] = np.arange(rows_used.size)
+    return declared.renumbered[rows], declared.rows[rows_used]
+
+
+def _refuse_handle(declared: Declared, graph: Collected, rows: Ints) -> NoReturn:
+    n_rows = len(declared.rows)
+    known = ((rows >= 0) & (rows < graph.n_fixed)) | ((rows >= n_rows - graph.n_step) & (rows < n_rows))
+    entry = int(known.argmin())
+    tasks = np.array(graph.tasks, np.int64).reshape(-1, 6)
+    task = int(np.searchsorted(tasks[:, 4], entry, side="right")) - 1
+    name = declared.table.names[tasks[task, 1]]
+    raise GraphError(
+        f"task {task} ({name}), argument {entry - int(tasks[task, 4])}: the handle is not one of this builder's, or it "
+        "came from put(), reserve() or scalar() of an earlier step; ask for it again after reset()"
+    )
+
+
+def _with_inferred(
+    declared: Declared,
+    inference: DependencyInference,
+    graph: Collected,
+    args: Ints,
+    operands: NDArray[np.void],
+) -> tuple[list[int], list[int]]:
+    """The task and fan-in pools with the inferred dependencies added."""
+    tasks = np.array(graph.tasks, np.int64).reshape(-1, 6)
+    masks = declared.table.summary()[1][tasks[:, 1]]
+    if (masks == ALL_WRITABLE).any():
+        task = int((masks == ALL_WRITABLE).argmax())
+        name = declared.table.names[tasks[task, 1]]
+        raise GraphError(f"task {task} ({name}): infer=True needs outputs=(...) in the kernel's registration")
+    outputs = output_flags(masks, tasks[:, 5], args.size)
+    counts, fanin = inference(tasks[:, 5], args, outputs, operands, tasks[:, 3], graph.fanin)
+    if fanin.size > graph.max_fanin:
+        raise GraphOverflow(
+            f"fanin: {len(graph.fanin)} used, {graph.max_fanin} available, {fanin.size - len(graph.fanin)} more "
+            "requested by inferred dependencies; raise max_fanin"
         )
-    return np.where(fixed, handles, len(declared.rows) - 1 - of_step)
-
-
-def _refuse(table: KernelTable, graph: Collected, entry: int, arg_counts: Ints, why: str) -> NoReturn:
-    """Raise `GraphError` naming the task and argument that own an entry of the argument pool."""
-    ends = np.cumsum(arg_counts)
-    task = int(np.searchsorted(ends, entry, side="right"))
-    position = entry - int(ends[task] - arg_counts[task])
-    raise GraphError(f"task {task} ({table.names[graph.kernels[task]]}), argument {position}: {why}")
+    tasks[:, 2] = np.cumsum(counts) - counts
+    tasks[:, 3] = counts
+    return tasks.ravel().tolist(), fanin.tolist()

@@ -34,11 +34,12 @@ from __future__ import annotations
 
 from async_orch._graph_builder import GraphBuilder, Operand
 from async_orch._graph_describe import describe
-from async_orch._graph_execute import execute
+from async_orch._graph_execute import Executor, execute
 from async_orch._graph_kernels import Kernel, KernelTable
 from async_orch.exceptions import GraphError, GraphOverflow, ImageCorrupt
 
 __all__ = [
+    "Executor",
     "GraphBuilder",
     "GraphError",
     "GraphOverflow",
