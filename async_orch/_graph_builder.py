@@ -8,40 +8,16 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from async_orch._graph_format import (
-    CODE_OF_DTYPE,
-    DTYPES,
-    HEADER_NBYTES,
-    IMAGE_REGION,
-    KIND_FLOAT,
-    KIND_INT,
-    KIND_TENSOR,
-    MAX_NDIM,
-    OPERAND,
-    PACK_FLOAT,
-    PACK_TENSOR,
-    Bytes,
-    aligned,
-    require_bytes,
-)
+from async_orch._graph_format import ARG, HEADER_NBYTES, TASK, Bytes, aligned, require_bytes
 from async_orch._graph_kernels import KernelTable
+from async_orch._graph_operands import STEP_HANDLES, Operand, OperandRows, tensor_type
 from async_orch._graph_write import Collected, Declared, region_records, write_image
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["GraphBuilder", "Operand"]
+__all__ = ["GraphBuilder"]
 
-_TASK_NBYTES = 24
-_INT_NBYTES = 4
-_STEP_HANDLES = 1 << 32  # handles from here on are of one step: scalars and inputs, which nobody may write
-
-
-class Operand(int):
-    """Handle of a tensor or scalar, given out by a `GraphBuilder` and passed to its `task`. Holds no memory."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"Operand({int(self)})"
+_TASK_NBYTES = TASK.itemsize
+_INT_NBYTES = ARG.itemsize
 
 
 class GraphBuilder:
@@ -83,21 +59,11 @@ class GraphBuilder:
             raise GraphError(f"max_tasks is {max_tasks}; it must be at least 1")
         self._table = table
         self._kernels = table.by_name
-        self._sizes = dict(regions)
-        self._region_ids = {name: position for position, name in enumerate((IMAGE_REGION, *regions))}
         self._max_tasks = max_tasks
         self._max_fanin = 4 * max_tasks if max_fanin is None else max_fanin
         self._max_args = 8 * max_tasks if max_args is None else max_args
-        self._max_operands = 2 * max_tasks if max_operands is None else max_operands
-        # Tensors that outlive a step fill the rows from the front, those of one step from the back.
-        self._rows = np.zeros(self._max_operands, OPERAND)
-        self._row_bytes = self._rows.view(np.uint8).data
-        self._declared = Declared(table, region_records(regions), self._rows, infer)
-        self._interned: dict[tuple[str, int, tuple[int, ...], np.dtype[np.generic]], Operand] = {}
-        self._scalars: dict[tuple[type, int | float], Operand] = {}
-        self._n_fixed = 0
-        self._n_step = 0
-        self._step_base = _STEP_HANDLES  # counts up over all steps, so that an old handle is recognised
+        self._declared = Declared(table, region_records(regions), infer)
+        self._operands = OperandRows(regions, 2 * max_tasks if max_operands is None else max_operands)
         self._n_tasks = 0
         self._tasks: list[int] = []  # six fields a task, as in the image
         self._args: list[int] = []
@@ -110,9 +76,7 @@ class GraphBuilder:
     def reset(self, image: Bytes) -> None:
         """Start the next graph in `image`. Handles of `put`, `reserve` and `scalar` end, those of `tensor` stay."""
         self._image = require_bytes(image, "image", writable=True)
-        self._step_base += self._n_step
-        self._n_step = 0
-        self._scalars.clear()
+        self._operands.next_step()
         self._n_tasks = 0
         self._tasks.clear()
         self._args.clear()
@@ -125,46 +89,11 @@ class GraphBuilder:
         Asking again for the same tensor gives the same handle. At most 4 dimensions; `offset` must be a multiple of
         the item size. Raises `GraphError` if the region is unknown or the tensor does not lie within it.
         """
-        element = np.dtype(dtype)
-        dims = tuple(shape)
-        known = self._interned.get((region, offset, dims, element))
-        if known is not None:
-            return known
-        if region not in self._sizes:
-            names = ", ".join(self._sizes) or "none"
-            raise GraphError(f"unknown region {region!r}; declared: {names} (per-step inputs go through put())")
-        code, nbytes = _tensor_type(dims, element)
-        if offset < 0 or offset % element.itemsize or offset + nbytes > self._sizes[region]:
-            raise GraphError(
-                f"tensor {dims} of {element} at byte {offset} of region {region!r}: the offset must be a multiple of "
-                f"{element.itemsize} and the {nbytes} bytes must end within {self._sizes[region]}"
-            )
-        row = self._n_fixed
-        self._require_operand()
-        _pack_tensor(self._row_bytes, row, code, self._region_ids[region], offset, dims)
-        self._n_fixed = row + 1
-        operand = self._interned[region, offset, dims, element] = Operand(row)
-        return operand
+        return self._operands.tensor(region, offset, tuple(shape), np.dtype(dtype))
 
     def scalar(self, value: float) -> Operand:
         """An int (64 bits, signed) or float (64 bits) argument; valid until `reset`. `task` takes plain ones too."""
-        key = (value.__class__, value)
-        known = self._scalars.get(key)
-        if known is not None:
-            return known
-        number = value.item() if isinstance(value, np.generic) else value
-        row = self._max_operands - 1 - self._n_step
-        self._require_operand()
-        if isinstance(number, float):
-            PACK_FLOAT.pack_into(self._row_bytes, row * 32, KIND_FLOAT, 0, 0, 0, number, 1, 1, 1, 1)
-        elif isinstance(number, int) and -(1 << 63) <= number < 1 << 63:
-            PACK_TENSOR.pack_into(self._row_bytes, row * 32, KIND_INT, 0, 0, 0, number, 1, 1, 1, 1)
-        else:
-            raise GraphError(f"{value!r} is not an operand of this builder, an int of 64 bits or a float")
-        operand = self._step_operand()
-        if number or isinstance(number, int):  # 0.0 and -0.0 are equal as keys
-            self._scalars[key] = operand
-        return operand
+        return self._operands.scalar(value)
 
     def reserve(self, shape: Sequence[int], dtype: DTypeLike) -> tuple[Operand, NDArray[Any]]:
         """Room for a per-step input in the image: its handle, and a view to fill (not cleared), both until `reset`.
@@ -173,20 +102,18 @@ class GraphBuilder:
         """
         element = np.dtype(dtype)
         dims = tuple(shape)
-        code, nbytes = _tensor_type(dims, element)
+        code, nbytes = tensor_type(dims, element)
         start = aligned(self._user_end)
         if start + nbytes > self._image.size:
             raise GraphOverflow(
                 f"image bytes: {self._user_end} used by inputs, {self._image.size} available, {nbytes} more requested "
                 f"for an input of shape {dims} ({element}); enlarge the slot's image"
             )
-        row = self._max_operands - 1 - self._n_step
-        self._require_operand()
-        _pack_tensor(self._row_bytes, row, code, 0, start, dims)
+        operand = self._operands.step_tensor(code, start, dims)
         if start != self._user_end:
             self._image[self._user_end : start] = 0  # so that equal graphs give equal bytes
         self._user_end = start + nbytes
-        return self._step_operand(), np.ndarray(dims, element, self._image, start)
+        return operand, np.ndarray(dims, element, self._image, start)
 
     def put(self, array: ArrayLike) -> Operand:
         """Copy a per-step input into the image; the handle is valid until `reset`. See `reserve`."""
@@ -216,7 +143,7 @@ class GraphBuilder:
                 break
         if entry.outputs:
             for position in entry.outputs:
-                if position >= n_args or operands[position] >= _STEP_HANDLES:
+                if position >= n_args or operands[position] >= STEP_HANDLES:
                     self._refuse_output(kernel, position, n_args)
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
         for producer in producers:
@@ -250,16 +177,8 @@ class GraphBuilder:
         return write_image(
             self._image,
             self._declared,
-            Collected(
-                tasks=self._tasks,
-                args=self._args,
-                fanin=self._fanin,
-                n_fixed=self._n_fixed,
-                step_base=self._step_base,
-                n_step=self._n_step,
-                user_end=self._user_end,
-                max_fanin=self._max_fanin,
-            ),
+            self._operands,
+            Collected(self._tasks, self._args, self._fanin, self._user_end, self._max_fanin),
         )
 
     @property
@@ -288,18 +207,6 @@ class GraphBuilder:
             why = "the kernel writes it, but it is a scalar or an input in the image, which kernels may only read"
         raise GraphError(f"task {self._n_tasks} ({kernel}), argument {position}: {why}")
 
-    def _require_operand(self) -> None:
-        if self._n_fixed + self._n_step >= self._max_operands:
-            raise GraphOverflow(
-                f"operands: {self._n_fixed + self._n_step} used ({self._n_fixed} tensors, {self._n_step} of this step), "
-                f"{self._max_operands} available, 1 more requested; raise max_operands"
-            )
-
-    def _step_operand(self) -> Operand:
-        operand = Operand(self._step_base + self._n_step)
-        self._n_step += 1
-        return operand
-
     def _refuse_overflow(self, n_args: int, n_fanin: int) -> NoReturn:
         """Say which resource a task that was not added would exhaust."""
         n_tasks = self._n_tasks
@@ -319,23 +226,3 @@ class GraphBuilder:
             f"{_TASK_NBYTES + _INT_NBYTES * (n_args + n_fanin)} more requested by task {n_tasks}; "
             "enlarge the slot's image"
         )
-
-
-def _tensor_type(dims: tuple[int, ...], element: np.dtype[Any]) -> tuple[int, int]:
-    """Dtype code and bytes of a contiguous tensor; `GraphError` if the format cannot express it."""
-    code = CODE_OF_DTYPE.get(element)
-    if code is None:
-        raise GraphError(f"dtype {element} is not supported; use one of {', '.join(str(d) for d in DTYPES)}")
-    if len(dims) > MAX_NDIM:
-        raise GraphError(f"shape {dims} has {len(dims)} dimensions; at most {MAX_NDIM} are supported")
-    nbytes = element.itemsize
-    for dim in dims:
-        if not 0 <= dim < 1 << 31:
-            raise GraphError(f"shape {dims}: each dimension must lie in 0 to {(1 << 31) - 1}")
-        nbytes *= dim
-    return code, nbytes
-
-
-def _pack_tensor(rows: memoryview, row: int, code: int, region: int, offset: int, dims: tuple[int, ...]) -> None:
-    ndim = len(dims)
-    PACK_TENSOR.pack_into(rows, row * 32, KIND_TENSOR, code, region, ndim, offset, *dims, *(1, 1, 1, 1)[ndim:])

@@ -69,7 +69,7 @@ def region_memory(image: Bytes, pools: Pools, regions: RegionMemory) -> list[Byt
         require_bytes(array, f"region {name!r}", writable=False)
         if nbytes > array.size:
             raise ImageCorrupt(
-                f"image: regions.nbytes[{position}] is {nbytes}, must be at most {array.size}, the size of {name!r} here"
+                f"image: regions.nbytes[{position}] is {nbytes}, must be at most {array.size}, what {name!r} has"
             )
         memory.append(array)
     return memory
@@ -189,6 +189,5 @@ def _order(fanin_counts: Ints, fanin: Ints) -> list[int] | None:
 def _refuse_cycle(waiting: list[int]) -> NoReturn:
     stuck = [task for task, left in enumerate(waiting) if left]
     raise ImageCorrupt(
-        f"image: fanin has a cycle; {len(stuck)} of {len(waiting)} tasks must be 0 that never run, "
-        f"the first is task {stuck[0]}"
+        f"image: fanin has a cycle: {len(stuck)} of {len(waiting)} tasks can never run, the first is task {stuck[0]}"
     )

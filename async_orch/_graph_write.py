@@ -1,4 +1,4 @@
-"""Turns what a `GraphBuilder` collected into the image's bytes, with one numpy assignment a field."""
+"""Turns what a `GraphBuilder` collected into the image's bytes, one assignment a pool."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from async_orch._graph_format import (
 )
 from async_orch._graph_infer import DependencyInference
 from async_orch._graph_kernels import ALL_WRITABLE, KernelTable, output_flags
+from async_orch._graph_operands import OperandRows
 from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["Collected", "Declared", "Ints", "region_records", "write_image"]
@@ -34,27 +35,21 @@ Ints = NDArray[np.int64]
 
 
 class Collected(NamedTuple):
-    """One step's graph as flat lists. Argument handles are resolved and checked in `write_image`."""
+    """One step's graph as flat lists; `args` are handles."""
 
-    tasks: list[int]  # kind, kernel, fanin_start, fanin_count, arg_start, arg_count of each
+    tasks: list[int]  # kind and flags, kernel, fanin_start, fanin_count, arg_start, arg_count of each
     args: list[int]
     fanin: list[int]
-    n_fixed: int
-    step_base: int
-    n_step: int
     user_end: int
     max_fanin: int
 
 
 class Declared:
-    """What stays from step to step: kernels, regions, and the operand rows that handles stand for."""
+    """What stays from step to step: the kernels, the region pool, and the last inferred dependencies."""
 
-    def __init__(self, table: KernelTable, regions: NDArray[np.void], rows: NDArray[np.void], infer: bool) -> None:
+    def __init__(self, table: KernelTable, regions: NDArray[np.void], infer: bool) -> None:
         self.table = table
         self.regions = regions
-        self.rows = rows
-        self.used = np.zeros(len(rows), np.bool_)
-        self.renumbered = np.zeros(len(rows), np.int64)
         self.inference = DependencyInference() if infer else None
 
 
@@ -74,11 +69,11 @@ def region_records(regions: Mapping[str, int]) -> NDArray[np.void]:
     return records
 
 
-def write_image(image: Bytes, declared: Declared, graph: Collected) -> int:
+def write_image(image: Bytes, declared: Declared, rows: OperandRows, graph: Collected) -> int:
     """Write header and pools; the inputs of `put` are in the image already. Returns the image's bytes."""
     n_tasks = len(graph.tasks) // 6
     n_args = len(graph.args)
-    args, operands = _operands(declared, graph)
+    args, operands = rows.resolve(graph.args, lambda entry: _refuse_handle(declared, graph, entry))
     tasks: Sequence[int] = graph.tasks
     fanin: Sequence[int] = graph.fanin
     if declared.inference is not None:
@@ -124,27 +119,7 @@ def _bytes_at(image: Bytes, offset: int, records: NDArray[np.generic]) -> None:
     image[offset : offset + records.nbytes] = records.view(np.uint8)
 
 
-def _operands(declared: Declared, graph: Collected) -> tuple[Ints, NDArray[np.void]]:
-    """The argument pool, and the rows of the operands it uses; `GraphError` for a handle of an earlier step."""
-    n_rows = len(declared.rows)
-    handles = np.fromiter(graph.args, np.int64, len(graph.args))
-    rows = np.where(handles < graph.n_fixed, handles, graph.step_base + (n_rows - 1) - handles)
-    used = declared.used
-    used.fill(False)
-    if rows.size and (rows.min() < 0 or rows.max() >= n_rows):
-        _refuse_handle(declared, graph, rows)
-    used[rows] = True
-    if used[graph.n_fixed : n_rows - graph.n_step].any():
-        _refuse_handle(declared, graph, rows)
-    rows_used = np.flatnonzero(used)
-    declared.renumbered[rows_used] = np.arange(rows_used.size)
-    return declared.renumbered[rows], declared.rows[rows_used]
-
-
-def _refuse_handle(declared: Declared, graph: Collected, rows: Ints) -> NoReturn:
-    n_rows = len(declared.rows)
-    known = ((rows >= 0) & (rows < graph.n_fixed)) | ((rows >= n_rows - graph.n_step) & (rows < n_rows))
-    entry = int(known.argmin())
+def _refuse_handle(declared: Declared, graph: Collected, entry: int) -> NoReturn:
     tasks = np.array(graph.tasks, np.int64).reshape(-1, 6)
     task = int(np.searchsorted(tasks[:, 4], entry, side="right")) - 1
     name = declared.table.names[tasks[task, 1]]
