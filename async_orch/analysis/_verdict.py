@@ -1,0 +1,97 @@
+"""What bounds a step: the largest of the parts that its time goes to, with the figures that show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from async_orch.analysis._columns import MISSING, StepRows
+from async_orch.analysis._percentiles import exact_sum
+from async_orch.analysis._units import duration, share, size
+
+__all__ = ["Verdict", "verdict_of"]
+
+_PARTS: Final = {"build": "orch_ns", "allocation": "alloc_ns", "copy": "copy_ns", "device": "device_ns"}
+_UNDIVIDED: Final = {"build": "orch_ns", "allocation or copy": "h2d_ns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What bounds a group of steps.
+
+    ``bound`` is the largest of ``parts``: ``build``, ``allocation``, ``copy``, ``device``, or ``allocation or
+    copy`` where the log does not tell these two apart. ``parts`` gives each part's mean in nanoseconds, floored,
+    over the ``steps`` that have all of them; ``share`` is the largest one's part of their sum. ``estimated`` is
+    true if allocation was not measured but inferred from the rate of the task table's copy. ``text`` says all
+    of it in words.
+    """
+
+    bound: str
+    share: float
+    parts: dict[str, int]
+    steps: int
+    estimated: bool
+    text: str
+
+
+def verdict_of(rows: StepRows, *, estimated: bool) -> Verdict | None:
+    """Judge a group of steps by the means of its parts; None if no step has the figures for it.
+
+    In a serial run the largest part is where a step's time goes; in a pipelined run, where parts of different
+    steps overlap, it is what the rate of steps cannot exceed. `estimated` says that the rows' allocation time is
+    an estimate.
+    """
+    columns = {part: rows.column(name) for part, name in _PARTS.items()}
+    seen = {part: values for part, values in columns.items() if np.any(values != MISSING)}
+    undivided = "copy" not in seen
+    if undivided:
+        seen = {part: rows.column(name) for part, name in _UNDIVIDED.items()}
+    complete = _complete(seen)
+    steps = int(np.count_nonzero(complete))
+    if "build" not in seen or steps == 0:
+        return None
+    sums = {part: exact_sum(values[complete]) for part, values in seen.items()}
+    total = sum(sums.values())
+    if total == 0:
+        return None
+    bound = max(sums, key=lambda part: sums[part])
+    parts = {part: value // steps for part, value in sums.items()}
+    part_share = sums[bound] / total
+    others = ", ".join(f"{part} {duration(value)}" for part, value in parts.items() if part != bound)
+    text = (
+        f"{bound} bound: {bound} takes {duration(parts[bound])} of the {duration(total // steps)} "
+        f"of work in a step ({share(part_share)}), {others}."
+    )
+    if undivided:
+        text += " The log does not tell allocation from copy: there is no sm_bw to compare with."
+    elif "allocation" not in seen:
+        text += " What allocation took is not known to the backend."
+    elif estimated and sums["allocation"]:
+        text += " " + _estimate_text(rows, complete)
+    if steps < len(rows):
+        text += f" From the {steps} of {len(rows)} steps that have these figures."
+    return Verdict(bound, part_share, parts, steps, estimated and "allocation" in seen, text)
+
+
+def _complete(columns: dict[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.bool_]:
+    complete: npt.NDArray[np.bool_] = np.ones(len(next(iter(columns.values()))), np.bool_)
+    for values in columns.values():
+        complete &= values != MISSING
+    return complete
+
+
+def _estimate_text(rows: StepRows, complete: npt.NDArray[np.bool_]) -> str:
+    steps = int(np.count_nonzero(complete))
+    graph_ns, alloc_ns, graph_nbytes = (
+        exact_sum(rows.column(name)[complete]) // steps for name in ("graph_ns", "alloc_ns", "graph_nbytes")
+    )
+    rates = rows.column("sm_bw")[complete]
+    rates = rates[rates != MISSING]
+    rate = f"the {rates[0]} MB/s of sm_bw" if len(rates) and np.all(rates == rates[0]) else "each step's sm_bw"
+    return (
+        f"Estimated: copying the graph's {size(graph_nbytes)} at {rate} would take {duration(graph_ns - alloc_ns)}; "
+        f"the other {duration(alloc_ns)} of graph's {duration(graph_ns)} is allocation and memset."
+    )
