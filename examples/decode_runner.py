@@ -44,7 +44,7 @@ def _decode_all(options: Options, backend: Backend, console: Console | None) -> 
     schedule = Schedule(
         [codec.encode(prompt) for prompt in options.prompts], options.tokens, config.max_position_embeddings
     )
-    options.log.unlink(missing_ok=True)
+    options.log.open("wb").close()  # the modes append to it one after the other
     runs = []
     for mode in options.modes:
         program = Qwen3Decode(
@@ -81,9 +81,7 @@ def _check_environment(options: Options) -> None:
     """Refuse to show one mode's figures under another's name."""
     forced = os.environ.get(MODE_VARIABLE)
     if forced and options.modes != (forced,):
-        raise ModelError(
-            f"{MODE_VARIABLE}={forced} is set and overrides --mode; unset it, or pass --mode {forced}"
-        )
+        raise ModelError(f"{MODE_VARIABLE}={forced} is set and overrides --mode; unset it, or pass --mode {forced}")
 
 
 def _run(options: Options) -> None:

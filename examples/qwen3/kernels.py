@@ -59,10 +59,9 @@ def rms_norm(out: F32, x: F32, weight: F32, eps: float) -> None:
 def linear(out: F32, x: F32, weight: F32) -> None:
     """x @ weight.T: out [n, outputs], x [n, inputs], weight [outputs, inputs].
 
-    One matrix-vector product a row: a matrix-matrix product would sum in an order that depends on n.
+    A stack of n products of one row each: one product of n rows might sum in an order that depends on n.
     """
-    for source, target in zip(x, out, strict=True):
-        np.dot(weight, source, out=target)
+    np.matmul(x[:, None, :], weight.T, out=out[:, None, :])
 
 
 def rope(x: F32, cosine: F32, sine: F32, positions: I32) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn, get_args
 from examples.qwen3.decode import Mode
 from examples.qwen3.program import NATURAL, REPORT, SlotMemory
 
-__all__ = ["DEFAULT_PROMPTS", "Options", "parse_options"]
+__all__ = ["DEFAULT_PROMPTS", "MEMORY", "Options", "parse_options"]
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 DEFAULT_LOG = "decode_runner.jsonl"
@@ -20,7 +20,7 @@ DEFAULT_PROMPTS = (
     "There was once a clever fox called Zoë, who lived in the village of",
     "One night there was a terrible storm",
 )
-_MEMORY = {"natural": NATURAL, "report": REPORT}
+MEMORY = {"natural": NATURAL, "report": REPORT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     add("--queue-depth", type=_count, default=2, metavar="N", help="places in each queue (default: 2)")
     add(
         "--memory",
-        choices=tuple(_MEMORY),
+        choices=tuple(MEMORY),
         default="natural",
         help="size of a slot: natural, what the graph needs; report, a workspace of "
         f"{REPORT.workspace_nbytes:,} B and an image padded to {REPORT.image_nbytes:,} B (default: natural)",
@@ -108,7 +108,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
         prompts=DEFAULT_PROMPTS if given.prompt is None else tuple(given.prompt),
         slots=given.slots,
         queue_depth=given.queue_depth,
-        memory=_MEMORY[given.memory],
+        memory=MEMORY[given.memory],
         memory_name=given.memory,
         log=given.log,
         json=given.json,

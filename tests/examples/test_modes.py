@@ -52,9 +52,7 @@ async def test_every_ring_size_gives_the_same_tokens(
 ) -> None:
     """With 1 to 4 slots and 1 to 5 steps in flight the pipelined tokens equal those of a serial run."""
     schedule = Schedule(PROMPTS, TOKENS, 64)
-    run = await decode(
-        program_for(folder, schedule), schedule, backend, slots=slots, max_inflight=max_inflight
-    )
+    run = await decode(program_for(folder, schedule), schedule, backend, slots=slots, max_inflight=max_inflight)
     assert run.tokens == expected
 
 
