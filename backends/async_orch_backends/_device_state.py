@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from typing import Protocol
 
@@ -21,10 +22,20 @@ class Worker(Protocol):
 class DeviceState:
     """Whether the device is open, lost, or belongs to the process that this one was forked from."""
 
-    __slots__ = ("__weakref__", "backend", "closed", "forked", "lost", "threads_abandoned", "workers")
+    __slots__ = (
+        "__weakref__",
+        "backend",
+        "close_timeout_s",
+        "closed",
+        "forked",
+        "lost",
+        "threads_abandoned",
+        "workers",
+    )
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
+        self.close_timeout_s = 2.0
         self.closed = False
         self.forked = False
         self.lost: DeviceLost | None = None
@@ -35,6 +46,10 @@ class DeviceState:
     @property
     def healthy(self) -> bool:
         return not (self.closed or self.forked or self.lost is not None)
+
+    def close_deadline_ns(self) -> int:
+        """Until when a close that begins now waits for threads."""
+        return time.monotonic_ns() + int(self.close_timeout_s * 1e9)
 
     def lose(self, error: DeviceLost) -> None:
         """A kernel raised `DeviceLost`: everything on every stream fails until the backend's ``reset``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
@@ -10,7 +9,7 @@ from async_orch.exceptions import OutOfDeviceMemory
 
 from ._device_state import DeviceState
 from ._memory import SoftwareBuffer, available_nbytes, map_memory, touch_pages
-from ._software_stream import CLOSE_TIMEOUT_S, SoftwareStream
+from ._software_stream import SoftwareStream
 
 __all__ = ["SoftwareBackend"]
 
@@ -38,6 +37,15 @@ class SoftwareBackend(Backend):
     def allocated_nbytes(self) -> int:
         """Device memory allocated and not freed."""
         return self._allocated_nbytes
+
+    @property
+    def close_timeout_s(self) -> float:
+        """How long `close` and `reset` wait for kernels that do not return; then their threads are abandoned."""
+        return self._device.close_timeout_s
+
+    @close_timeout_s.setter
+    def close_timeout_s(self, seconds: float) -> None:
+        self._device.close_timeout_s = seconds
 
     def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
         limit = self.info.memory_nbytes
@@ -93,14 +101,14 @@ class SoftwareBackend(Backend):
     def reset(self) -> bool:
         """Drop everything queued, whose fences fail, and make streams and a lost device usable again.
 
-        A kernel that does not return within two seconds keeps its thread, which is abandoned and counted. Memory
+        A kernel that does not return within `close_timeout_s` keeps its thread, which is abandoned and counted. Memory
         keeps its contents. False once the backend is closed, or in a forked child.
         """
         if self._device.closed or self._device.forked:
             return False
         for stream in self._streams:
             stream.begin_reset()
-        deadline_ns = time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9)
+        deadline_ns = self._device.close_deadline_ns()
         self._device.lost = None
         for stream in self._streams:
             stream.finish_reset(deadline_ns)
@@ -113,7 +121,7 @@ class SoftwareBackend(Backend):
         if not self._device.forked:
             for stream in self._streams:
                 stream.begin_close()
-            deadline_ns = time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9)
+            deadline_ns = self._device.close_deadline_ns()
             for stream in self._streams:
                 stream.finish_close(deadline_ns)
         for buffer in tuple(self._buffers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,13 +10,12 @@ import numpy as np
 from async_orch.abc import Buffer, Fence, Stream
 from async_orch.exceptions import DeviceError
 
+from ._device_state import DeviceState
 from ._memory import SoftwareBuffer
 from ._software_fence import DoneFence, PendingFence
 from ._stream_worker import ISOLATE, Operation, Wait, failure_of
 
-__all__ = ["CLOSE_TIMEOUT_S", "Costs", "OrderedWorker", "SoftwareStream"]
-
-CLOSE_TIMEOUT_S = 2.0
+__all__ = ["Costs", "OrderedWorker", "SoftwareStream"]
 
 
 class OrderedWorker(Protocol):
@@ -54,12 +52,14 @@ class SoftwareStream(Stream):
     def __init__(
         self,
         name: str,
+        device: DeviceState,
         make_worker: Callable[[], OrderedWorker],
         *,
         clock_ns: Callable[[], int],
         costs: Costs | None = None,
     ) -> None:
         self.name = name
+        self._device = device
         self._make_worker = make_worker
         self._worker = make_worker()
         self._clock_ns = clock_ns
@@ -83,7 +83,10 @@ class SoftwareStream(Stream):
             worker.put((np.copyto, (target, source), 0, 0))
         elif self._inline and worker.idle:
             if worker.error is None:
-                target[...] = source
+                try:
+                    target[...] = source
+                except Exception as exc:  # noqa: BLE001 - as on the worker, it becomes the fences' error
+                    worker.fail(np.copyto, exc)
         else:
             worker.put((np.copyto, (target, source), costs.copy_ns(nbytes), self._clock_ns()))
 
@@ -149,7 +152,7 @@ class SoftwareStream(Stream):
 
     def close(self) -> None:
         self.begin_close()
-        self.finish_close(time.monotonic_ns() + int(CLOSE_TIMEOUT_S * 1e9))
+        self.finish_close(self._device.close_deadline_ns())
 
     def begin_close(self) -> None:
         """Stop without waiting; several streams closed together then share one time limit."""

@@ -39,7 +39,7 @@ class HostBackend(SoftwareBackend):
         super().__init__(info, huge_pages=False)
 
     def _make_stream(self, name: str) -> SoftwareStream:
-        return SoftwareStream(name, partial(StreamWorker, name, self._device), clock_ns=time.monotonic_ns)
+        return SoftwareStream(name, self._device, partial(StreamWorker, name, self._device), clock_ns=time.monotonic_ns)
 
 
 def open_backend(target: str | None = None, **options: Any) -> HostBackend:

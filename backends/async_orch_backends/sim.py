@@ -92,9 +92,9 @@ class SimBackend(SoftwareBackend):
         costs = _Costs(self.profile, name)
         if timeline is None:
             worker = partial(_TimedWorker, name, self._device)
-            return SoftwareStream(name, worker, clock_ns=time.monotonic_ns, costs=costs)
+            return SoftwareStream(name, self._device, worker, clock_ns=time.monotonic_ns, costs=costs)
         virtual = partial(VirtualWorker, name, self._device, timeline)
-        return SoftwareStream(name, virtual, clock_ns=timeline.now_ns, costs=costs)
+        return SoftwareStream(name, self._device, virtual, clock_ns=timeline.now_ns, costs=costs)
 
 
 class _Costs:
