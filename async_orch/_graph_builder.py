@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from async_orch._graph_format import ARG, HEADER_NBYTES, TASK, Bytes, aligned, require_bytes
 from async_orch._graph_kernels import KernelTable
-from async_orch._graph_operands import STEP_HANDLES, Operand, OperandRows, tensor_type
+from async_orch._graph_operands import STEP_HANDLES, Number, Operand, OperandRows, tensor_type
 from async_orch._graph_write import Collected, Declared, region_records, write_image
 from async_orch.exceptions import GraphError, GraphOverflow
 
@@ -91,7 +91,7 @@ class GraphBuilder:
         """
         return self._operands.tensor(region, offset, tuple(shape), np.dtype(dtype))
 
-    def scalar(self, value: float) -> Operand:
+    def scalar(self, value: Number) -> Operand:
         """An int (64 bits, signed) or float (64 bits) argument; valid until `reset`. `task` takes plain ones too."""
         return self._operands.scalar(value)
 
@@ -122,7 +122,7 @@ class GraphBuilder:
         view[...] = source
         return operand
 
-    def task(self, kernel: str, *args: Operand | float, after: int | Sequence[int] = ()) -> int:
+    def task(self, kernel: str, *args: Operand | Number, after: int | Sequence[int] = ()) -> int:
         """Add a call of `kernel` and return its task id: 0, 1, 2, ... in the order of the calls.
 
         `args` are handles, ints and floats, in the kernel's order. `after` names earlier tasks that must be done
@@ -186,7 +186,7 @@ class GraphBuilder:
         """Tasks added since `reset`."""
         return self._n_tasks
 
-    def _with_scalars(self, kernel: str, args: tuple[Operand | float, ...]) -> tuple[Operand, ...]:
+    def _with_scalars(self, kernel: str, args: tuple[Operand | Number, ...]) -> tuple[Operand, ...]:
         operands = []
         for position, arg in enumerate(args):
             if isinstance(arg, Operand):

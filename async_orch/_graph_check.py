@@ -15,6 +15,7 @@ from async_orch._graph_format import (
     IMAGE_REGION,
     KIND_FLOAT,
     KIND_TENSOR,
+    MAX_NBYTES,
     MAX_NDIM,
     Bytes,
     Section,
@@ -32,7 +33,6 @@ RegionMemory = Mapping[str, Bytes] | Sequence[Bytes]
 """The regions' memory by name, or in the builder's order; without the image."""
 
 _ITEM_NBYTES = np.array([dtype.itemsize for dtype in DTYPES], np.int64)
-_MAX_NBYTES = 1 << 52  # below it, products are exact in float64 and cannot overflow int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +142,21 @@ def _check_operands(operands: NDArray[np.void], memory: list[Bytes], user: Secti
 
     tensor = kinds == KIND_TENSOR
     sizes = _ITEM_NBYTES[codes]
-    nbytes = shapes.prod(axis=1, dtype=np.float64) * sizes
-    _refuse_if("operands.shape", nbytes > _MAX_NBYTES, shapes, f"must not exceed {_MAX_NBYTES} bytes in all")
+    extent = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * sizes  # numpy bounds it for empty tensors too
+    _refuse_if("operands.shape", extent > MAX_NBYTES, shapes, f"must not exceed {MAX_NBYTES} bytes in all")
+    nbytes = shapes.prod(axis=1, dtype=np.int64) * sizes
     lowest = np.zeros(len(memory), np.int64)
     lowest[0] = user.offset
     ends = np.array([user.offset + user.n_records, *(array.size for array in memory[1:])], np.int64)
     offsets = operands["offset"]
     first = lowest[regions]
-    last = ends[regions] - nbytes.astype(np.int64)
+    last = ends[regions] - nbytes
     bad = tensor & ((offsets < first) | (offsets > last))
     if bad.any():
         row = int(bad.argmax())
         raise ImageCorrupt(
             f"image: operands.offset[{row}] is {offsets[row]}, must lie in {first[row]} to {last[row]} for "
-            f"{int(nbytes[row])} bytes in region {regions[row]}"
+            f"{nbytes[row]} bytes in region {regions[row]}"
         )
     _refuse_if("operands.offset", tensor & (offsets % sizes != 0), offsets, "must be a multiple of the item size")
 

@@ -25,6 +25,7 @@ __all__ = [
     "KIND_INT",
     "KIND_TENSOR",
     "MAGIC",
+    "MAX_NBYTES",
     "MAX_NDIM",
     "N_SECTIONS",
     "OPERAND",
@@ -52,6 +53,8 @@ ALIGNMENT: Final = 64
 IMAGE_REGION: Final = "image"
 REGION_NAME_NBYTES: Final = 24
 MAX_NDIM: Final = 4
+MAX_NBYTES: Final = 1 << 52
+"""Most bytes of a region or tensor: products up to it are exact in float64 and do not overflow 64 bits."""
 
 KIND_TENSOR: Final = 0
 KIND_INT: Final = 1

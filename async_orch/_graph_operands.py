@@ -14,6 +14,7 @@ from async_orch._graph_format import (
     KIND_FLOAT,
     KIND_INT,
     KIND_TENSOR,
+    MAX_NBYTES,
     MAX_NDIM,
     OPERAND,
     PACK_FLOAT,
@@ -21,10 +22,12 @@ from async_orch._graph_format import (
 )
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["STEP_HANDLES", "Operand", "OperandRows"]
+__all__ = ["STEP_HANDLES", "Number", "Operand", "OperandRows"]
 
 STEP_HANDLES: Final = 1 << 32
 """Handles from here on are of one step: scalars and inputs in the image, which no kernel may write."""
+
+Number = int | float | np.integer[Any] | np.floating[Any]
 
 _ROW_NBYTES = OPERAND.itemsize
 _ONES = (1, 1, 1, 1)
@@ -53,7 +56,7 @@ class OperandRows:
         self._used = np.zeros(n_rows, np.bool_)
         self._renumbered = np.zeros(n_rows, np.int64)
         self._tensors: dict[tuple[str, int, tuple[int, ...], np.dtype[Any]], Operand] = {}
-        self._scalars: dict[tuple[type, int | float], Operand] = {}
+        self._scalars: dict[tuple[type, Number], Operand] = {}
         self._n_fixed = 0
         self._n_step = 0
         self._step_base = STEP_HANDLES
@@ -91,7 +94,7 @@ class OperandRows:
         self._pack_tensor(self._last_row(), code, 0, offset, dims)
         return self._step_operand()
 
-    def scalar(self, value: float) -> Operand:
+    def scalar(self, value: Number) -> Operand:
         """The handle, for this step, of a number; mostly the same one for the same number."""
         key = (value.__class__, value)
         known = self._scalars.get(key)
@@ -164,9 +167,12 @@ def tensor_type(dims: tuple[int, ...], dtype: DTypeLike) -> tuple[int, int]:
         raise GraphError(f"dtype {element} is not supported; use one of {', '.join(str(d) for d in DTYPES)}")
     if len(dims) > MAX_NDIM:
         raise GraphError(f"shape {dims} has {len(dims)} dimensions; at most {MAX_NDIM} are supported")
-    nbytes = element.itemsize
+    nbytes = extent = element.itemsize
     for dim in dims:
         if not 0 <= dim < 1 << 31:
             raise GraphError(f"shape {dims}: each dimension must lie in 0 to {(1 << 31) - 1}")
         nbytes *= dim
+        extent *= max(dim, 1)
+    if extent > MAX_NBYTES:
+        raise GraphError(f"shape {dims} of {element} exceeds {MAX_NBYTES} bytes")
     return code, nbytes

@@ -15,6 +15,7 @@ from async_orch._graph_format import (
     HEADER_NBYTES,
     IMAGE_REGION,
     MAGIC,
+    MAX_NBYTES,
     PACK_HEADER,
     REGION,
     REGION_NAME_NBYTES,
@@ -63,7 +64,7 @@ def region_records(regions: Mapping[str, int]) -> NDArray[np.void]:
             raise GraphError(
                 f"region name {name!r} must have 1 to {REGION_NAME_NBYTES} bytes, no NUL, and not be {IMAGE_REGION!r}"
             )
-        if not 0 <= nbytes < 1 << 52:
+        if not 0 <= nbytes <= MAX_NBYTES:
             raise GraphError(f"region {name!r} cannot have {nbytes} bytes")
         records[position] = (encoded, nbytes)
     return records
