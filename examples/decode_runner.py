@@ -26,7 +26,7 @@ from examples.qwen3.decode import decode
 from examples.qwen3.figures import ModeRun
 from examples.qwen3.options import Options, parse_options
 from examples.qwen3.program import Qwen3Decode
-from examples.qwen3.report import json_object, table
+from examples.qwen3.report import json_object, support, table
 from examples.qwen3.schedule import Schedule
 from examples.qwen3.show import Display
 from examples.qwen3.tokenizer import GrowingText, TextCodec
@@ -90,14 +90,15 @@ def _run(options: Options) -> None:
     backend = open_backend(options.backend)
     try:
         runs = _decode_all(options, backend, console)
-        support = backend.info.support
+        words = support(backend.info)
     finally:
         backend.close()
     if console is None:
-        print(json.dumps(json_object(runs, support)))
+        print(json.dumps(json_object(runs, words)))
         return
-    memory = f", --memory {options.memory_name}, {len(options.prompts)} prompts x {options.tokens} tokens"
-    console.print(table(runs, f"{options.backend}: {support}{memory}"))
+    work = f"{len(options.prompts)} prompts x {options.tokens} tokens, --memory {options.memory_name}"
+    console.print(f"{options.backend}: {words}; {work}", soft_wrap=True)
+    console.print(table(runs))
     console.print(f"step log: {options.log}", soft_wrap=True)
 
 

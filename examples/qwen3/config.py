@@ -63,14 +63,10 @@ class Qwen3Config:
 def check_folder(folder: Path) -> None:
     """Raise `ModelError` naming the files that a model folder needs and `folder` lacks."""
     if not folder.is_dir():
-        raise ModelError(
-            f"model folder {folder} does not exist; pass --model the folder of a Qwen3 checkpoint"
-        )
+        raise ModelError(f"model folder {folder} does not exist; pass --model the folder of a Qwen3 checkpoint")
     missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
     if missing:
-        raise ModelError(
-            f"model folder {folder} has no {' and no '.join(missing)}; it needs {', '.join(MODEL_FILES)}"
-        )
+        raise ModelError(f"model folder {folder} has no {' and no '.join(missing)}; it needs {', '.join(MODEL_FILES)}")
 
 
 def load_config(folder: Path) -> Qwen3Config:
@@ -92,9 +88,7 @@ def load_config(folder: Path) -> Qwen3Config:
     sizes = {name: _size(path, raw, name) for name in _SIZES}
     heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
     if heads % kv_heads:
-        raise ModelError(
-            f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        )
+        raise ModelError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     head_dim = _size(path, raw, "head_dim")
     if head_dim % 2:
         raise ModelError(f"{path}: head_dim {head_dim} is odd; the rotary embedding turns pairs of elements")

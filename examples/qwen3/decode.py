@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 from async_orch import Orchestrator
 from async_orch.abc import Backend
 from examples.qwen3.figures import ModeRun, StepFacts
-from examples.qwen3.program import Qwen3Decode
-from examples.qwen3.schedule import Schedule
+from examples.qwen3.program import DecodeOutput, Qwen3Decode
+from examples.qwen3.schedule import DecodeStep, Schedule
 
 __all__ = ["Mode", "decode"]
 
@@ -27,14 +28,15 @@ async def decode(
     max_inflight: int | None = None,
     step_log: Any = None,
     on_token: Callable[[int, int], None] | None = None,
-    on_step: Callable[[], None] | None = None,
+    on_step: Callable[[DecodeStep, DecodeOutput], None] | None = None,
 ) -> ModeRun:
     """Run every step of the schedule; returns each prompt's tokens and the steps' timings.
 
-    ``on_token(row, token)`` and ``on_step()`` are called as results arrive, on the loop's thread. No step
-    waits for a token: what is submitted depends on the prompts' lengths alone.
+    ``on_token(row, token)`` and ``on_step(step, output)`` are called as results arrive, on the loop's thread.
+    No step waits for a token: what is submitted depends on the prompts' lengths alone.
     """
     run = ModeRun(mode, tokens=[[] for _ in schedule.prompts])
+    start_ns = time.monotonic_ns()
     async with Orchestrator(
         program,
         backend=backend,
@@ -44,6 +46,7 @@ async def decode(
         max_inflight=max_inflight,
         step_log=step_log,
     ) as orchestrator:
+        run.open_ns = time.monotonic_ns() - start_ns
         steps = iter(schedule)
         async for result in orchestrator.map(schedule):
             step = next(steps)
@@ -55,5 +58,5 @@ async def decode(
                     on_token(row, token)
             run.steps.append(StepFacts(result.timings, result.cold_reason, len(generating)))
             if on_step is not None:
-                on_step()
+                on_step(step, result.output)
     return run

@@ -29,9 +29,7 @@ REGIONS = ("workspace", "output", "weights", "kv", "state")
 
 _TASKS_A_LAYER = 18
 _TASKS_AROUND = 4  # embed, last norm, head, argmax
-_OPERANDS_AROUND = (
-    8  # resident tokens, output tokens, eps, and the rows, positions and prompt tokens of a step
-)
+_OPERANDS_AROUND = 8  # resident tokens, output tokens, eps, and the rows, positions and prompt tokens of a step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

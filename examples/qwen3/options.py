@@ -11,7 +11,7 @@ from typing import NoReturn, get_args
 from examples.qwen3.decode import Mode
 from examples.qwen3.program import NATURAL, REPORT, SlotMemory
 
-__all__ = ["DEFAULT_PROMPTS", "MEMORY", "Options", "parse_options"]
+__all__ = ["CHECKPOINT", "DEFAULT_PROMPTS", "MEMORY", "Options", "parse_options"]
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 DEFAULT_LOG = "decode_runner.jsonl"

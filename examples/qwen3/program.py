@@ -83,16 +83,12 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         self.config = config if config is not None else load_config(folder)
         self.checkpoint = Checkpoint(folder, self.config)
         self.table = kernel_table()
-        self.graph = DecodeGraph(
-            self.config, self.table, batch=batch, capacity=capacity, keep_logits=keep_logits
-        )
+        self.graph = DecodeGraph(self.config, self.table, batch=batch, capacity=capacity, keep_logits=keep_logits)
         self.graph_nbytes = self._probe(batch)
         self._padded_nbytes = memory.image_nbytes
         self.slot = SlotSpec(
             image_nbytes=_fitting("image", memory.image_nbytes, self.graph_nbytes),
-            workspace_nbytes=_fitting(
-                "workspace", memory.workspace_nbytes, self.graph.region_nbytes["workspace"]
-            ),
+            workspace_nbytes=_fitting("workspace", memory.workspace_nbytes, self.graph.region_nbytes["workspace"]),
             output_nbytes=self.graph.region_nbytes["output"],
         )
         self.resident: dict[str, Buffer] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from async_orch.abc import DeviceInfo
 from examples.qwen3.figures import Figures, ModeRun
 
-__all__ = ["json_object", "table"]
+__all__ = ["json_object", "support", "table"]
 
 _JSON_KEYS = (
     "ms_per_step_p50",
@@ -39,37 +43,53 @@ _ROWS: tuple[tuple[str, Callable[[Figures], float | None], str], ...] = (
 )
 
 
-def json_object(runs: Sequence[ModeRun], support: str) -> dict[str, Any]:
+def support(info: DeviceInfo) -> str:
+    """How far figures can be trusted, in the backend's words, and the processor's name where that is the device."""
+    return f"{info.support} ({_processor()}, {os.cpu_count()} cores)" if info.device == "cpu" else info.support
+
+
+def _processor() -> str:
+    """The processor's name as Linux gives it, else as Python does."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def json_object(runs: Sequence[ModeRun], words: str) -> dict[str, Any]:
     """One entry a mode: the figures of its steady steps, its tokens, and the figures of its cold steps apart.
 
-    ``support`` says how far the figures can be trusted, in the backend's words.
+    ``words`` are those of `support`.
     """
-    return {run.mode: _mode_object(run, support) for run in runs}
+    return {run.mode: _mode_object(run, words) for run in runs}
 
 
-def _mode_object(run: ModeRun, support: str) -> dict[str, Any]:
+def _mode_object(run: ModeRun, words: str) -> dict[str, Any]:
     steady, cold = run.steady or run.cold, run.cold
     return {
         **{key: None if steady is None else getattr(steady, key) for key in _JSON_KEYS},
         "tokens": run.tokens,
-        "support": support,
+        "support": words,
         "steps": len(run.steps),
         "cold": None if cold is None else cold.as_json(),
     }
 
 
-def table(runs: Sequence[ModeRun], title: str) -> Table:
+def table(runs: Sequence[ModeRun]) -> Table:
     """The modes side by side; steps that paid a one-time cost apart from all others.
 
     A figure that the device cannot tell, or that makes no sense, shows as "-".
     """
-    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, min_width=60)
+    result = Table(box=box.SIMPLE_HEAD)
     result.add_column("")
     for run in runs:
         result.add_column(run.mode, justify="right")
     _add_part(result, "warm (naive: each step allocates)", [run.steady for run in runs])
     result.add_section()
     _add_part(result, "cold (one-time costs)", [run.cold for run in runs])
+    result.add_row("  opening ms (rings, weights)", *[f"{run.open_ns / 1e6:.1f}" for run in runs])
     return result
 
 

@@ -80,10 +80,7 @@ class Schedule:
     def __iter__(self) -> Iterator[DecodeStep]:
         for position in range(len(self)):
             rows = np.flatnonzero(position < self._lengths - 1 + self.tokens).astype(np.int32)
-            forced = [
-                self.prompts[row][position] if position < len(self.prompts[row]) else FROM_DEVICE
-                for row in rows
-            ]
+            forced = [self.prompts[row][position] if position < len(self.prompts[row]) else FROM_DEVICE for row in rows]
             yield DecodeStep(
                 rows=rows,
                 positions=np.full(len(rows), position, np.int32),

@@ -51,14 +51,13 @@ class Display:
 
     def _lines(self) -> list[Text]:
         return [
-            Text.assemble((prompt, "dim"), str(text))
-            for prompt, text in zip(self._prompts, self._texts, strict=True)
+            Text.assemble((prompt, "dim"), str(text)) for prompt, text in zip(self._prompts, self._texts, strict=True)
         ]
 
     def _render(self) -> Group:
         return Group(self._progress, *self._lines())
 
-    def step_done(self) -> None:
+    def step_done(self, *_: object) -> None:
         """Move the bar by one step; the texts are read when they are drawn next."""
         self._progress.advance(self._task)
 

@@ -43,9 +43,7 @@ class TextCodec:
         except Exception as exc:  # the library raises plain Exception
             raise ModelError(f"{path} cannot be read as a tokenizer: {' '.join(str(exc).split())}") from exc
         if decoder.get("type") != "ByteLevel":
-            raise ModelError(
-                f"{path}: its decoder is {decoder.get('type')!r}; this decoder needs 'ByteLevel'"
-            )
+            raise ModelError(f"{path}: its decoder is {decoder.get('type')!r}; this decoder needs 'ByteLevel'")
         if self._tokenizer.get_vocab_size() > vocab_size:
             raise ModelError(
                 f"{path} has {self._tokenizer.get_vocab_size()} tokens, more than the model's vocab_size "

@@ -124,8 +124,7 @@ class Checkpoint:
             found_shape, dtype = found[name]
             if found_shape != shape:
                 raise ModelError(
-                    f"{self.path}: tensor {name} has shape {list(found_shape)}, but config.json "
-                    f"asks for {list(shape)}"
+                    f"{self.path}: tensor {name} has shape {list(found_shape)}, but config.json asks for {list(shape)}"
                 )
             if dtype not in _READABLE:
                 raise ModelError(

@@ -24,7 +24,7 @@ from examples.qwen3.schedule import Schedule
 counts = []
 schedule = Schedule([[7, 8, 9], [4]], 20, 64)
 program = Qwen3Decode(Path(sys.argv[1]), batch=2, capacity=schedule.capacity, memory=REPORT)
-count = lambda: counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+count = lambda *_: counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 asyncio.run(decode(program, schedule, "host", mode=sys.argv[2], on_step=count))
 print(json.dumps(counts))
 """
