@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from async_orch._program import Built
+from async_orch._ring import Lease
 from async_orch._slot import Staging
 from async_orch._stage import Stage
 from async_orch._step import BUILDING, BUILT, SETTLED, UNKNOWN, Step
@@ -15,7 +16,6 @@ from async_orch.exceptions import BuildError
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-    from async_orch._ring import Lease
 
 
 __all__ = ["BuildStage"]
@@ -45,7 +45,7 @@ class BuildStage(Stage):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         config = pipeline.config
-        self.workers = config.build_workers
+        self.limit = config.queue_depth + config.build_workers
         self.pool: WorkerPool[BuildJob] | None = None
         self.working: set[Step] = set()
         self._warm_threads: set[int] = set()
@@ -54,39 +54,35 @@ class BuildStage(Stage):
 
     def advance(self) -> bool:
         pipeline, queue, pool = self.pipeline, self.queue, self.pool
-        moved = self._take_finished() if pool is not None else False
-        order = pipeline.acquire.order
-        limit = pipeline.queue_depth + self.workers
-        while queue and len(order) < limit:
+        moved = False if pool is None else self._take_finished(pool)
+        order = pipeline.acquire.queue
+        while queue and len(order) < self.limit:
             if pipeline.serial and pipeline.busy():
+                break
+            now = pipeline.now()
+            if pool is None and pipeline.turn_is_over(now):
                 break
             step = queue[0]
             program = step.program
-            lease = None
-            if program.spec.image_nbytes:
-                lease = pipeline.staging.acquire() or self._reclaimed()
+            view: Any = None
+            if program.image_nbytes:
+                staging = pipeline.staging
+                lease = staging.acquire_as(Lease) or self._reclaimed()
                 if lease is None:
                     break
-                view = lease.item.views[program.index]
-            else:
-                view = None
-            now = pipeline.now()
-            if pool is None and pipeline.turn_is_over(now):
-                if lease is not None:
-                    pipeline.staging.release(lease)
-                break
+                step.staging = lease
+                view = staging.items[lease.index].views[program.index]
             queue.popleft()
-            step.staging = lease
             step.state = BUILDING
             step.build_start_ns = now
             order.append(step)
-            if pool is not None and program.has_build:
-                self.working.add(step)
-                pool.submit(BuildJob(step, step.payload, view, lease))
-                moved = True
-                continue
-            self._build_inline(step, view)
-            return True
+            if pool is None or not program.has_build:
+                self._build_inline(step, view)
+                # One at a time: the pump first moves what is built on to the device.
+                return True
+            self.working.add(step)
+            pool.submit(BuildJob(step, step.payload, view, step.staging))
+            moved = True
         return moved
 
     def _reclaimed(self) -> Lease[Staging] | None:
@@ -108,7 +104,8 @@ class BuildStage(Stage):
                 error = exc
         step.build_end_ns = end = self.pipeline.now()
         self._settle_build(step, result, error)
-        self.warn_if_blocked("build", step, end - step.build_start_ns)
+        if end - step.build_start_ns > self.blocked_ns:
+            self.warn_blocked("build", step, end - step.build_start_ns)
 
     def _work(self, job: BuildJob) -> None:
         """On a worker thread."""
@@ -124,10 +121,9 @@ class BuildStage(Stage):
             job.error = exc
         job.end_ns = now()
 
-    def _take_finished(self) -> bool:
-        pool = self.pool
+    def _take_finished(self, pool: WorkerPool[BuildJob]) -> bool:
         moved = False
-        while pool is not None and (job := pool.take()) is not None:
+        while (job := pool.take()) is not None:
             moved = True
             step = job.step
             self.working.discard(step)
@@ -147,7 +143,7 @@ class BuildStage(Stage):
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.
             return
-        capacity = step.program.spec.image_nbytes
+        capacity = step.program.image_nbytes
         if error is None:
             try:
                 if result is None:

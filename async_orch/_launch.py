@@ -40,12 +40,12 @@ class LaunchStage(Stage):
             step.device_start = stream.record()
             used = program.launch(step.payload, slot, stream)
             step.device_end = step.output_done = stream.record()
-            capacity = program.spec.output_nbytes
+            capacity = program.output_nbytes
             nbytes = capacity if used is None else operator.index(used)
             if not 0 <= nbytes <= capacity:
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
             step.d2h_nbytes = nbytes
-            memory = slot.item
+            memory = pipeline.slots.items[slot.index]
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 step.output_done = stream.record()
@@ -53,7 +53,8 @@ class LaunchStage(Stage):
             self._launch_failed(step, exc)
             return
         step.launch_end_ns = end = pipeline.now()
-        self.warn_if_blocked("launch", step, end - start)
+        if end - start > self.blocked_ns:
+            self.warn_blocked("launch", step, end - start)
         if step.state == SETTLED:
             # The hook cancelled its own step; its work is on the device all the same.
             pipeline.release_slot(step, step.output_done)

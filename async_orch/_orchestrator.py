@@ -99,12 +99,13 @@ class Orchestrator(Generic[StepT, ResultT]):
             with anyio.CancelScope(shield=True):
                 self._cancel_all()
                 await self._settle_leases()
-                self._last_statistics = self.statistics()
-                tasks.cancel_scope.cancel()
-                await tasks.__aexit__(None, None, None)
-                await close_all(opened)
-                self._last_statistics = statistics_of(opened)
-                self._opened = None
+            tasks.cancel_scope.shield = True
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
+            self._last_statistics = statistics_of(opened)
+            self._opened = None
+            await close_all(opened)
+            self._last_statistics = statistics_of(opened)
         if late is not None:
             raise late
 

@@ -144,18 +144,33 @@ class Pipeline:
             return
         self._pumping = True
         self.turn_end_ns = 0
-        retire, launch, h2d = self.retire.advance, self.launch.advance, self.h2d.advance
-        acquire, build = self.acquire.advance, self.build.advance
+        build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
+        to_build, to_acquire, to_copy, to_launch, to_retire = (
+            build.queue,
+            acquire.queue,
+            h2d.queue,
+            launch.queue,
+            retire.queue,
+        )
         try:
             while True:
                 self._again = False
-                moved = retire()
-                moved = launch() or moved
-                moved = h2d() or moved
-                moved = acquire() or moved
-                moved = build() or moved
-                if self.waiting:
-                    moved = self._admit() or moved
+                moved = False
+                if to_retire:
+                    moved = retire.advance()
+                if to_launch and launch.advance():
+                    moved = True
+                if to_copy and h2d.advance():
+                    moved = True
+                if to_acquire and acquire.advance():
+                    # The common way: what got a slot is copied and launched in the same round.
+                    moved = True
+                    if to_copy and h2d.advance() and to_launch:
+                        launch.advance()
+                if (to_build or build.working) and build.advance():
+                    moved = True
+                if self.waiting and self._admit():
+                    moved = True
                 if not moved and not self._again:
                     break
         except Exception as exc:
@@ -245,7 +260,7 @@ class Pipeline:
         elif outcome == "cancelled":
             outcome = "detached"
         # A launched step's record waits for its fence, so that the log shows what the device was busy with.
-        self.settle(step, outcome, error, record=state < LAUNCHED)
+        self.settle(step, outcome, error, record=state != LAUNCHED)
 
     def cancel(self, step: Step) -> bool:
         """`StepHandle.cancel`."""

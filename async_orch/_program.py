@@ -112,13 +112,25 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
 class ProgramRuntime:
     """A program as the stages use it: bound hooks, sizes, and whether it has launched yet."""
 
-    __slots__ = ("build", "collect", "has_build", "index", "launch", "launched", "name", "program", "spec")
+    __slots__ = (
+        "build",
+        "collect",
+        "has_build",
+        "image_nbytes",
+        "index",
+        "launch",
+        "launched",
+        "name",
+        "output_nbytes",
+        "program",
+    )
 
     def __init__(self, name: str, index: int, program: StepProgram[Any, Any]) -> None:
         self.name = name
         self.index = index
         self.program = program
-        self.spec = program.slot
+        self.image_nbytes = program.slot.image_nbytes
+        self.output_nbytes = program.slot.output_nbytes
         self.build = program.build
         self.launch = program.launch
         self.collect = program.collect

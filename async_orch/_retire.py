@@ -54,19 +54,20 @@ class RetireStage(Stage):
         error = fence.error if fence is not None else None
         if step.state == SETTLED:
             self._finish_detached(step)
-        elif error is not None:
-            self._device_failed(step, error)
         else:
-            self._collect(step)
+            step.state = RETIRING
+            if error is not None:
+                self._device_failed(step, error)
+            else:
+                self._collect(step)
         step.copy_start = step.copy_end = None
         step.device_start = step.device_end = step.output_done = None
 
     def _collect(self, step: Step) -> None:
         pipeline, program = self.pipeline, step.program
-        step.state = RETIRING
         slot = step.slot
         if step.d2h_nbytes > 0 and slot is not None:
-            view = slot.item.output_view
+            view = pipeline.slots.items[slot.index].output_view
             if view is not None:
                 if view.nbytes != step.d2h_nbytes:
                     view = view[: step.d2h_nbytes]
@@ -81,14 +82,15 @@ class RetireStage(Stage):
                     self._finish_failed(step, CollectError, "collect raised", exc)
                     return
                 if step.state == SETTLED:
-                    # The hook cancelled its own step.
-                    self._finish_detached(step)
+                    # The hook cancelled its own step, which wrote the record.
+                    pipeline.release_slot(step)
                     return
                 step.output = output
         step.retire_end_ns = end = pipeline.now()
         pipeline.release_slot(step)
         pipeline.settle(step, "completed")
-        self.warn_if_blocked("collect", step, end - step.retire_start_ns)
+        if end - step.retire_start_ns > self.blocked_ns:
+            self.warn_blocked("collect", step, end - step.retire_start_ns)
 
     def _device_failed(self, step: Step, error: BaseException) -> None:
         """Say which part of the step's device work failed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from async_orch.abc import Fence
 from async_orch.exceptions import StaleLease
@@ -16,6 +16,7 @@ from async_orch.exceptions import StaleLease
 __all__ = ["Lease", "Ring"]
 
 ItemT = TypeVar("ItemT")
+LeaseT = TypeVar("LeaseT", bound="Lease[Any]")
 
 
 class Ring(Generic[ItemT]):
@@ -25,49 +26,55 @@ class Ring(Generic[ItemT]):
     ``on_free(index)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
-    __slots__ = ("_fifo", "_free", "_generations", "_leased", "_on_free", "_parked", "_quarantined", "items")
+    __slots__ = ("_fifo", "_free", "_generations", "_on_free", "_parked", "_quarantined", "items")
 
     def __init__(
         self,
-        items: Sequence[ItemT | None],
+        items: Sequence[ItemT],
         *,
         fifo: bool = True,
         on_free: Callable[[int], None] | None = None,
     ) -> None:
-        self.items: list[ItemT | None] = list(items)
+        self.items: list[ItemT] = list(items)
         self._fifo = fifo
         self._on_free = on_free
         self._free: deque[int] = deque(range(len(items)))
         self._generations = [0] * len(items)
-        self._leased: set[int] = set()
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
     def acquire(self) -> Lease[ItemT] | None:
         """A lease of a free buffer, None if there is none."""
+        return self.acquire_as(Lease)
+
+    def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
+        """As `acquire`, with a subclass of `Lease`."""
         free = self._free
         if not free:
             return None
         index = free.popleft() if self._fifo else free.pop()
-        self._leased.add(index)
-        return Lease(self, index, self._generations[index])
+        return kind(self, index, self._generations[index])
 
     def owns(self, lease: Lease[ItemT]) -> bool:
         """Whether the lease is the current one of its buffer."""
-        return self._generations[lease.index] == lease.generation and lease.index in self._leased
+        return self._generations[lease.index] == lease.generation
 
     def release(self, lease: Lease[ItemT], fences: Sequence[Fence] = ()) -> None:
         """End a lease; the buffer is free once all ``fences`` are done. Does nothing for an ended lease."""
         index = lease.index
-        if self._generations[index] != lease.generation or index not in self._leased:
+        generations = self._generations
+        if generations[index] != lease.generation:
             return
-        self._generations[index] += 1
-        self._leased.discard(index)
-        pending = tuple(fence for fence in fences if not fence.query())
-        if pending:
-            self._parked[index] = pending
-        else:
-            self._put_back(index)
+        # Only the next `acquire` hands this generation out, so the lease is stale from here on.
+        generations[index] += 1
+        if fences:
+            pending = tuple(fence for fence in fences if not fence.query())
+            if pending:
+                self._parked[index] = pending
+                return
+        if self._on_free is not None:
+            self._on_free(index)
+        self._free.append(index)
 
     def _put_back(self, index: int) -> None:
         if self._on_free is not None:
@@ -96,7 +103,7 @@ class Ring(Generic[ItemT]):
     @property
     def leased(self) -> int:
         """Buffers leased, or parked until their last fence is done."""
-        return len(self._leased) + len(self._parked)
+        return len(self.items) - len(self._free) - len(self._quarantined)
 
     @property
     def quarantined(self) -> int:
@@ -133,10 +140,7 @@ class Lease(Generic[ItemT]):
                 f"lease of buffer {self.index}, generation {self.generation}, has ended (the buffer is at "
                 f"generation {ring._generations[self.index]}); do not keep a slot after the hook it was given to"
             )
-        item = ring.items[self.index]
-        if item is None:
-            raise StaleLease(f"buffer {self.index} holds no memory")
-        return item
+        return ring.items[self.index]
 
     def release(self, *fences: Fence) -> None:
         """End the lease; the buffer is reused only after ``fences``. Synchronous and idempotent."""

@@ -30,6 +30,7 @@ class Stage:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.queue: deque[Step] = deque()
+        self.blocked_ns = round(pipeline.config.blocked_warning_s * 1e9)
 
     def remove(self, step: Step) -> bool:
         """Take a step out of the queue; False if it is not there."""
@@ -59,7 +60,6 @@ class Stage:
         step.failed_in = self.name
         self.pipeline.drop(step, "failed", error)
 
-    def warn_if_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
-        """One ``loop.blocked`` warning for an inline hook that held the loop too long."""
-        if elapsed_ns > self.pipeline.config.blocked_warning_s * 1e9:
-            emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)
+    def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
+        """The ``loop.blocked`` warning for an inline hook that held the loop longer than ``blocked_ns``."""
+        emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)

@@ -32,13 +32,13 @@ class AcquireStage(Stage):
         pipeline, order = self.pipeline, self.order
         moved = False
         while order and order[0].state == BUILT and len(pipeline.h2d.queue) < pipeline.queue_depth:
-            lease = pipeline.slots.acquire()
-            if lease is None:
+            slot = pipeline.slots.acquire_as(Slot)
+            if slot is None:
                 if not pipeline.slots.poll():
                     break
                 continue
             step = order.popleft()
-            slot = step.slot = Slot(pipeline.slots, lease.index, lease.generation)
+            step.slot = slot
             step.slot_index, step.generation = slot.index, slot.generation
             step.state = ACQUIRED
             moved = True
@@ -82,7 +82,7 @@ class H2DStage(Stage):
             stream.isolate()
             step.copy_start = stream.record()
             if step.copy_nbytes:
-                stream.copy(slot.image, staging.item.buffer, step.copy_nbytes)
+                stream.copy(slot.image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
         except OrchError as exc:
             self._end_copy(step, staging)
             self.fail_step(step, CopyError, "enqueuing the copy failed", exc)

@@ -1,0 +1,112 @@
+"""The structure of the package, held by tests: what imports what, and what is public."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import async_orch
+
+PACKAGE = Path(async_orch.__file__).parent
+BACKENDS = PACKAGE.parent / "backends" / "async_orch_backends"
+
+PUBLIC = ["async_orch", "async_orch.abc", "async_orch.exceptions", "async_orch.graph", "async_orch.logs"]
+LAYERS = [
+    {"exceptions"},
+    {"abc"},
+    {"_layout", "_events", "_escape", "_config", "_registry", "_workers", "_fences", "_ring", "_device", "logs"},
+    {"_slot", "_program", "_step", "_timings", "_handle"},
+    {"_stage", "_records", "_targets", "_watchdog"},
+    {"_build", "_transfer", "_launch", "_retire"},
+    {"_pipeline"},
+    {"_opening"},
+    {"_statistics", "_map"},
+    {"_orchestrator"},
+    {"__init__"},
+]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of async_orch that a file imports at run time (those for type checkers only are left out)."""
+    tree = ast.parse(path.read_text("utf-8"))
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "async_orch":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("async_orch.")}
+    return found
+
+
+def test_the_engine_imports_in_one_direction() -> None:
+    """A module imports only modules of lower layers, or of its own without a circle."""
+    level = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+    for name, own in level.items():
+        for other in imports_of(PACKAGE / f"{name}.py"):
+            assert level[other] <= own, f"{name} imports {other}, which is above it"
+
+
+def test_the_core_never_imports_a_backend() -> None:
+    """Backends are looked up by name, so that third parties take the same path."""
+    for path in PACKAGE.rglob("*.py"):
+        assert "async_orch_backends" not in path.read_text("utf-8"), path
+
+
+def test_a_backend_imports_the_seam_only() -> None:
+    """Backends know async_orch.abc and async_orch.exceptions."""
+    for path in BACKENDS.rglob("*.py"):
+        assert imports_of(path) <= {"abc", "exceptions"}, path
+
+
+def test_the_analysis_knows_nothing_of_the_engine() -> None:
+    """It reads logs of other machines: the log schema is all it shares with the engine."""
+    for path in (PACKAGE / "analysis").rglob("*.py"):
+        assert imports_of(path) <= {"analysis", "logs", "exceptions"}, path
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_modules_say_what_is_public(name: str) -> None:
+    """Each has __all__, all of its names exist, and none is private."""
+    module = importlib.import_module(name)
+    assert module.__all__
+    for public in module.__all__:
+        assert hasattr(module, public)
+        assert not public.startswith("_")
+
+
+def test_every_public_name_of_the_package_has_a_docstring() -> None:
+    """What a user can import, a user can look up."""
+    for name in async_orch.__all__:
+        assert getattr(async_orch, name).__doc__, name
+
+
+def test_importing_prints_nothing() -> None:
+    """Import is silent, on standard output and standard error, with all warnings on."""
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", "import async_orch, async_orch.graph, async_orch.analysis"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_examples_use_public_names_only() -> None:
+    """An example that needs a private name shows a hole in the API."""
+    examples = PACKAGE.parent / "examples"
+    for path in examples.rglob("*.py"):
+        assert not {name for name in imports_of(path) if name.startswith("_")}, path

@@ -1,0 +1,166 @@
+"""The step log: one terminal event a step, whole lines, written off the loop."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from async_orch import Orchestrator, StepHandle
+from async_orch.exceptions import ConfigurationError
+from async_orch.logs import FIELDS, StepRecord
+from tests.manual_backend import ManualBackend
+from tests.programs import Hooked, Square
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The orchestrator's own events and the steps' records."""
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return (
+        [line for line in lines if line["event"].startswith("orchestrator.")],
+        [line for line in lines if line["event"].startswith("step.")],
+    )
+
+
+@pytest.mark.parametrize("backend", ["sim:instant", "host"])
+@pytest.mark.parametrize("mode", ["pipelined", "ring", "naive"])
+async def test_every_step_writes_exactly_one_record_with_all_fields(tmp_path: Path, backend: str, mode: Any) -> None:
+    """Completed and failed steps alike: one line each, every field present, in seq order of settling."""
+    path = tmp_path / "run.jsonl"
+    async with Orchestrator(Hooked(build={3}, collect={5}), backend, mode=mode, step_log=path) as orch:
+        handles = [await orch.submit(i, step_id=f"s{i}", attrs={"n": i}) for i in range(10)]
+        await orch.drain()
+        for handle in handles:
+            handle.exception()
+        _, steps = read(path)
+        assert len(steps) == 10, "drain flushes"
+    opened, steps = read(path)
+    assert [e["event"] for e in opened] == ["orchestrator.opened"]
+    assert opened[0]["config"]["mode"] == mode
+    assert sorted(s["seq"] for s in steps) == list(range(10))
+    assert all(tuple(s) == FIELDS for s in steps)
+    outcome = {s["seq"]: s["event"] for s in steps}
+    assert [outcome[i] for i in range(10)] == ["step.failed" if i in (3, 5) else "step.completed" for i in range(10)]
+    failed = next(s for s in steps if s["seq"] == 3)
+    assert (failed["stage"], failed["slot"], failed["level"]) == ("build", None, "error")
+    assert "ArithmeticError: build of 3" in failed["error"]
+    good = next(s for s in steps if s["seq"] == 7)
+    assert (good["step_id"], good["attrs"], good["copy_nbytes"]) == ("s7", {"n": 7}, 8)
+    assert good["alloc_count"] == (3 if mode == "naive" else 0)
+    assert good["total_ns"] > 0
+    assert good["run_id"] == opened[0]["run_id"]
+
+
+async def test_a_detached_step_is_recorded_when_its_fence_comes() -> None:
+    """The log shows how long the device was busy with a step that nobody wanted any more; once."""
+    records: list[StepRecord] = []
+    backend = ManualBackend()
+    async with Orchestrator(Square(), backend, step_log=records.append) as orch:
+        handle = await orch.submit(1)
+        handle.cancel()
+        await orch.drain()
+        assert records == []
+        backend.copy.run()
+        backend.compute.run()
+    assert [(r.event, r.device_ns) for r in records] == [("step.detached", 200)]
+
+
+async def test_a_removed_step_has_nulls_where_it_did_not_get() -> None:
+    """A step cancelled before launch is null, never zero, from there on."""
+    records: list[StepRecord] = []
+    backend = ManualBackend()
+    async with Orchestrator(Square(), backend, slots=1, step_log=records.append) as orch:
+        await orch.submit(0)
+        (await orch.submit(1)).cancel()
+        backend.copy.run()
+        backend.compute.run()
+    record = next(r for r in records if r.seq == 1)
+    assert record.event == "step.cancelled"
+    assert record.build_ns is not None
+    assert (record.slot, record.h2d_ns, record.launch_ns, record.device_ns, record.total_ns) == (None,) * 5
+
+
+async def test_records_are_made_off_the_loop() -> None:
+    """A callable sink and observers run on the writer's thread, not on the loop's."""
+    threads: set[str] = set()
+
+    def note(record: StepRecord) -> None:
+        threads.add(threading.current_thread().name)
+
+    async with Orchestrator(Square(), "sim:instant", step_log=note, observers=[note]) as orch:
+        await orch.run(1)
+    assert threads == {"async_orch-log"}
+
+
+async def test_a_collect_that_cancels_its_own_step_leaves_one_record_and_no_lease() -> None:
+    """The oddest moment for a cancel still settles once."""
+    records: list[StepRecord] = []
+    handles: list[StepHandle[int]] = []
+
+    class Odd(Square):
+        def collect(self, step: int, output: Any) -> int:
+            handles[0].cancel()
+            return 1
+
+    backend = ManualBackend()
+    async with Orchestrator(Odd(), backend, step_log=records.append) as orch:
+        handles.append(await orch.submit(1))
+        backend.copy.run()
+        backend.compute.run()
+        await orch.drain()
+        assert (handles[0].status, orch.statistics().slots_leased) == ("detached", 0)
+    assert [r.event for r in records] == ["step.detached"]
+
+
+async def test_a_sink_that_raises_loses_its_records_and_nothing_else() -> None:
+    """What a broken sink did not take is counted; the steps complete."""
+
+    def broken(record: StepRecord) -> None:
+        raise OSError("disk full")
+
+    async with Orchestrator(Square(), "sim:instant", step_log=broken) as orch:
+        assert (await orch.run(3)).output == 9
+    assert orch.statistics().records_dropped == 1
+
+
+async def test_a_structlog_logger_gets_each_record_as_an_event() -> None:
+    """step_log may be a structlog logger; its processors see all fields."""
+    with structlog.testing.capture_logs() as captured:
+        async with Orchestrator(Square(), "sim:instant", step_log=structlog.get_logger("steps")) as orch:
+            await orch.run(3)
+    steps = [e for e in captured if e["event"] == "step.completed"]
+    assert len(steps) == 1
+    assert steps[0]["log_level"] == "info"
+    assert set(FIELDS) - {"event", "level"} <= set(steps[0])
+
+
+async def test_nothing_is_printed_unless_structlog_is_configured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Silence by default, even when steps fail."""
+    structlog.reset_defaults()
+    async with Orchestrator(Hooked(build={0}), "sim:instant") as orch:
+        (await orch.submit(0)).exception()
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+@pytest.mark.parametrize("value", [3, object(), Path("/no/such/folder/run.jsonl")])
+async def test_a_step_log_that_cannot_be_written_is_refused_at_open(value: Any) -> None:
+    """A wrong type, or a path that cannot be opened, stops the opening with one clear error."""
+    with pytest.raises(ConfigurationError, match="step_log"):
+        async with Orchestrator(Square(), "sim:instant", step_log=value):
+            pass
+
+
+async def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
+    """An existing log is kept; each run has its own run_id."""
+    path = tmp_path / "run.jsonl"
+    for _ in range(2):
+        async with Orchestrator(Square(), "sim:instant", step_log=str(path)) as orch:
+            await orch.run(1)
+    opened, steps = read(path)
+    assert len({e["run_id"] for e in opened}) == 2
+    assert [s["run_id"] for s in steps] == [e["run_id"] for e in opened]
