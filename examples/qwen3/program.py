@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from async_orch import Device, Slot, SlotSpec, StepProgram
+from async_orch import Built, Device, Slot, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import GraphOverflow
 from async_orch.graph import execute
@@ -112,10 +112,13 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         device.upload(weights, cosine, offset=placed[ROPE_COS].offset)
         device.upload(weights, sine, offset=placed[ROPE_SIN].offset)
 
-    def build(self, step: DecodeStep, image: ByteArray) -> int:
-        """Write the step's graph; needs no earlier step's result."""
+    def build(self, step: DecodeStep, image: ByteArray) -> Built:
+        """Write the step's graph; needs no earlier step's result.
+
+        All of it is the step's task table; padding counts as the part of recorded graphs, of which there are none.
+        """
         used = self.graph.build(step, image)
-        return used if self._padded_nbytes is None else self._padded_nbytes
+        return Built(used if self._padded_nbytes is None else self._padded_nbytes, sm_nbytes=used)
 
     def launch(self, step: DecodeStep, slot: Slot, stream: Stream) -> None:
         """Enqueue one kernel, which runs the graph from the image in device memory."""

@@ -200,7 +200,7 @@ class SerialDevice:
 
     def copy_in(self, step: Any) -> None:
         """Build a step and copy its image to the device."""
-        self.used = self.program.build(step, self.staging.array)
+        self.used = self.program.build(step, self.staging.array).nbytes
         self.image.array[: self.used] = self.staging.array[: self.used]
 
     def run(self, step: Any) -> DecodeOutput:
