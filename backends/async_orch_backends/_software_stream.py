@@ -12,8 +12,8 @@ from async_orch.exceptions import DeviceError
 
 from ._device_state import DeviceState
 from ._memory import SoftwareBuffer
+from ._operations import ISOLATE, Operation, Wait, failure_of
 from ._software_fence import DoneFence, PendingFence
-from ._stream_worker import ISOLATE, Operation, Wait, failure_of
 
 __all__ = ["Costs", "OrderedWorker", "SoftwareStream"]
 
@@ -93,25 +93,25 @@ class SoftwareStream(Stream):
     def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
         if not callable(kernel):
             raise DeviceError(f"a kernel of this backend is a Python callable, not {type(kernel).__name__}")
-        arrays = tuple([arg.array if type(arg) is SoftwareBuffer or isinstance(arg, Buffer) else arg for arg in args])
+        arrays: list[Any] = []
+        for arg in args:  # a plain loop and look at the type: isinstance() of an abstract class costs a call
+            kind = type(arg)
+            arrays.append(arg.array if kind is SoftwareBuffer or Buffer in kind.__mro__ else arg)
         worker = self._worker
         costs = self._costs
         if costs is None:
-            worker.put((kernel, arrays, 0, 0))
+            worker.put((kernel, tuple(arrays), 0, 0))
         elif self._inline and not cost_ns and worker.idle:
             if worker.error is None:
-                self._run_inline(worker, kernel, arrays)
+                try:
+                    kernel(*arrays)
+                except KeyboardInterrupt as exc:
+                    worker.fail(kernel, exc)
+                    raise  # meant for the thread that we borrowed
+                except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
+                    worker.fail(kernel, exc)
         else:
-            worker.put((kernel, arrays, costs.launch_ns(cost_ns), self._clock_ns()))
-
-    def _run_inline(self, worker: OrderedWorker, kernel: Callable[..., object], arrays: tuple[Any, ...]) -> None:
-        try:
-            kernel(*arrays)
-        except KeyboardInterrupt as exc:
-            worker.fail(kernel, exc)
-            raise  # meant for the thread that we borrowed
-        except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
-            worker.fail(kernel, exc)
+            worker.put((kernel, tuple(arrays), costs.launch_ns(cost_ns), self._clock_ns()))
 
     def record(self) -> Fence:
         worker = self._worker
@@ -124,12 +124,12 @@ class SoftwareStream(Stream):
     def wait(self, fence: Fence) -> None:
         worker = self._worker
         if fence.query():
-            error = failure_of(fence)
-            if error is None:
-                worker.check_usable()
+            if fence.error is None:
+                if not worker.idle:
+                    worker.check_usable()
                 return
             if worker.idle:
-                worker.error = worker.error or error
+                worker.error = worker.error or failure_of(fence)
                 return
         worker.put(Wait(fence))
 

@@ -6,68 +6,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 from functools import partial
-from typing import Any, TypeAlias
 
 from async_orch.abc import Fence
 from async_orch.exceptions import DeviceError, DeviceLost
 
 from ._device_state import DeviceState
+from ._operations import Isolate, Operation, Wait, Work, failure_of, step_failure
 from ._software_fence import PendingFence
 
-__all__ = ["ISOLATE", "SPIN_NS", "Operation", "StreamWorker", "Wait", "Work", "failure_of", "step_failure"]
-
-Work: TypeAlias = tuple[Callable[..., object], tuple[Any, ...], int, int]
-"""A copy or a kernel: callable, arguments, cost_ns, enqueue_ns."""
-
-
-class Wait:
-    """The stream goes on only after ``fence``."""
-
-    __slots__ = ("fence",)
-
-    def __init__(self, fence: Fence) -> None:
-        self.fence = fence
-
-
-class Isolate:
-    """Failures before this marker do not concern the work behind it."""
-
-    __slots__ = ()
-
-
-ISOLATE = Isolate()
-Operation: TypeAlias = Work | Wait | Isolate | PendingFence
+__all__ = ["SPIN_NS", "StreamWorker"]
 
 SPIN_NS = 150_000  # a sleep overshoots by 30 to 110 us on Linux: the last stretch is spun, yielding the GIL
 _PROBE_S = 0.05  # between two looks at a foreign fence that cannot notify
 
-
-class _State(Enum):
-    RUNNING = auto()
-    IDLE = auto()  # nothing queued; `put` wakes
-    BLOCKED = auto()  # waits for a fence; its notification wakes
-    SLEEPING = auto()  # a simulated cost passes; only `stop` wakes
-
-
-def step_failure(effect: Callable[..., object], stream: str, exc: BaseException) -> DeviceError:
-    """The error that fences carry after ``effect`` raised ``exc``, which is its cause."""
-    what = getattr(effect, "__qualname__", None) or repr(effect)
-    kind = DeviceLost if isinstance(exc, DeviceLost) else DeviceError
-    error = kind(f"{what} on stream {stream!r} failed: {type(exc).__name__}: {exc}")
-    error.__cause__ = exc
-    return error
-
-
-def failure_of(fence: Fence) -> DeviceError | None:
-    """A done fence's error as the waiting stream carries it on."""
-    error = fence.error
-    if error is None or isinstance(error, DeviceError):
-        return error
-    wrapped = DeviceError(f"the fence waited for failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped
+# States of a worker: whoever makes it RUNNING releases its wake lock, once.
+_RUNNING = 0
+_IDLE = 1  # nothing queued; `put` wakes
+_BLOCKED = 2  # waits for a fence; its notification wakes
+_SLEEPING = 3  # a simulated cost passes; only a stop wakes
 
 
 class StreamWorker:
@@ -99,7 +56,7 @@ class StreamWorker:
         self.error: DeviceError | None = None
         self.idle = device.healthy
         self._ops: deque[Operation] = deque()
-        self._state = _State.IDLE
+        self._state = _IDLE
         self._blocked_on: Fence | None = None
         self._stopping = False
         self._reason = ""
@@ -123,18 +80,19 @@ class StreamWorker:
             raise DeviceError(self._reason)
 
     def drained(self) -> bool:
-        return self._state is _State.IDLE and not self._ops
+        return self._state == _IDLE and not self._ops
 
     def put(self, op: Operation) -> None:
-        self.check_usable()
+        if self.device.forked:
+            self.check_process()
         with self.lock:
             if self._stopping:
                 raise DeviceError(self._reason)
             self.idle = False
             self._ops.append(op)
-            if self._state is not _State.IDLE:
+            if self._state != _IDLE:
                 return
-            self._state = _State.RUNNING
+            self._state = _RUNNING
         if self._thread is None:
             self._start()
         else:
@@ -157,9 +115,9 @@ class StreamWorker:
                 self._reason = reason
             self.idle = False
             self._blocked_on = None
-            if self._state is _State.RUNNING:
+            if self._state == _RUNNING:
                 return
-            self._state = _State.RUNNING
+            self._state = _RUNNING
         if self._thread is not None:
             self._wake.release()
 
@@ -204,22 +162,23 @@ class StreamWorker:
             with self.lock:
                 if self._stopping or self._ops:
                     continue
-                self._state = _State.IDLE
+                self._state = _IDLE
                 self.idle = self.device.healthy
             self._wake.acquire()
 
     def _execute(self, op: Operation) -> None:
-        if isinstance(op, PendingFence):
-            op.settle(self.device.lost or self.error, self._reach(op))
+        if isinstance(op, tuple):
+            if self.error is None and self.device.lost is None:
+                try:
+                    self._perform(op)
+                except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
+                    self.fail(op[0], exc)
         elif isinstance(op, Wait):
             self._await(op.fence)
         elif isinstance(op, Isolate):
             self.error = None
-        elif self.error is None and self.device.lost is None:
-            try:
-                self._perform(op)
-            except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
-                self.fail(op[0], exc)
+        else:
+            op.settle(self.device.lost or self.error, self._reach(op))
 
     def _perform(self, work: Work) -> None:
         work[0](*work[1])
@@ -251,7 +210,7 @@ class StreamWorker:
         with self.lock:
             if self._stopping:
                 return
-            self._state = _State.BLOCKED
+            self._state = _BLOCKED
             self._blocked_on = fence
         try:
             fence.notify(partial(self._unblock, fence))
@@ -266,7 +225,7 @@ class StreamWorker:
             if self._blocked_on is not fence:
                 return  # stopped meanwhile
             self._blocked_on = None
-            self._state = _State.RUNNING
+            self._state = _RUNNING
         self._wake.release()
 
     def _probe(self, fence: Fence) -> None:
@@ -285,10 +244,10 @@ class StreamWorker:
             with self.lock:
                 if self._stopping:
                     return
-                self._state = _State.SLEEPING
+                self._state = _SLEEPING
             self._wake.acquire(timeout=min((rest_ns - SPIN_NS) / 1e9, 3600.0))
             with self.lock:
-                self._state = _State.RUNNING
+                self._state = _RUNNING
 
     def _halted(self) -> bool:
         return self._stopping

@@ -21,11 +21,13 @@ from async_orch.exceptions import ConfigurationError, DeviceError
 
 from ._device_state import DeviceState
 from ._memory import PAGE_NBYTES, physical_nbytes, touch_pages
+from ._operations import Work
 from ._software_backend import SoftwareBackend
 from ._software_fence import DoneFence, PendingFence
 from ._software_stream import SoftwareStream
-from ._stream_worker import SPIN_NS, StreamWorker, Work
-from ._virtual_time import Timeline, VirtualWorker
+from ._stream_worker import SPIN_NS, StreamWorker
+from ._timeline import Timeline
+from ._virtual_stream import VirtualWorker
 from .sim_profile import SimProfile, load_profile
 
 __all__ = ["SimBackend", "open_backend"]

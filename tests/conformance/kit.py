@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from async_orch_backends.sim_profile import SimProfile
 from async_orch.abc import Buffer, ByteArray, Fence
 from tests.virtual_clock import VirtualClockLoop
 
-__all__ = ["PATIENCE_S", "TIMED", "Gate", "ManualFence", "ReadOnlyBuffer", "add_one", "open_kind"]
+__all__ = ["PATIENCE_S", "TIMED", "Gate", "ManualFence", "ReadOnlyBuffer", "add_one", "open_kind", "reached"]
 
 PATIENCE_S = 20.0  # long enough for a busy machine; a test that works never waits for it
 
@@ -117,3 +118,11 @@ class ReadOnlyBuffer(Buffer):
 def add_one(array: ByteArray) -> None:
     """A kernel."""
     array += 1
+
+
+async def reached(fence: Fence) -> int | None:
+    """Await a fence and give the time it was reached at."""
+    done = asyncio.Event()
+    fence.notify(done.set)
+    await done.wait()
+    return fence.time_ns()
