@@ -12,7 +12,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may hold what the terminal cannot show
     try:
-        options = _parser().parse_args(arguments)
-        code = _analyze(options.file, options.format)
-        sys.stdout.flush()
+        return _run(arguments)
     except _UsageError as error:
         print("async-orch:", " ".join(str(error).splitlines()), file=sys.stderr)
         return _USAGE_ERROR
@@ -95,11 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        return _analyze(options.file, options.format)
+    finally:  # also when --help or --version leaves by SystemExit: a failure to write shows here or nowhere
+        with _writing():
+            sys.stdout.flush()
 
 
 def _abandon_stdout() -> None:
-    """Keep the interpreter from flushing into the closed pipe again, and complaining, when it exits."""
+    """Keep the interpreter from flushing what is left once more, and complaining, when it exits."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -116,12 +122,15 @@ def _analyze(file: str, form: str) -> int:
     try:
         if form == "host-orch":
             for line in render.host_orch_lines(reader):
-                _write(line)
+                with _writing():
+                    sys.stdout.write(line)
                 written += 1
         else:
             analysis = Analysis(summary=summarize(reader), reading=reader.reading)
             if analysis.reading.records:
-                _write(render.as_json(analysis, name) if form == "json" else render.as_table(analysis, name))
+                text = render.as_json(analysis, name) if form == "json" else render.as_table(analysis, name)
+                with _writing():
+                    sys.stdout.write(text)
                 written += 1
     except BrokenPipeError:
         raise
@@ -143,12 +152,15 @@ def _stdin() -> ByteSource:
     return sys.stdin.buffer
 
 
-def _write(text: str) -> None:
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Tell trouble with the output from trouble with the log, which an `OSError` alone does not."""
     try:
-        sys.stdout.write(text)
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
+        _abandon_stdout()
         raise _UsageError(f"cannot write the output: {error.strerror or error}; send it elsewhere") from error
 
 
@@ -172,6 +184,6 @@ def _nothing_usable(reading: Reading) -> str:
         return f"nothing in it can be read; {reading.hint}"
     seen = [f"{count} {kind.replace('_', ' ')}" for kind, count in reading.skipped.items()]
     if reading.other_events:
-        seen.append(f"{reading.other_events} other events")
+        seen.append(f"{reading.other_events} other event{'s' if reading.other_events != 1 else ''}")
     lines = f"{reading.lines} line{'s' if reading.lines != 1 else ''}"
     return f"no step record and no whole host-orch: line in its {lines} ({', '.join(seen) or 'all blank'}); {wanted}"

@@ -11,41 +11,38 @@ from typing import Final, NamedTuple
 
 from async_orch.logs import HostOrch, bandwidth_mb_per_s
 
-__all__ = ["MARK", "AllocationEstimate", "contradiction", "estimate_allocation", "parse_at"]
+__all__ = ["MARK", "AllocationEstimate", "contradiction", "estimate_allocation", "is_sensible", "parse_at"]
 
 MARK: Final = b"host-orch:"
 _MAX: Final = 2**53  # the bound of durations and sizes in a step record too
 
+_FIGURE: Final = rb"(0|[1-9][0-9]*|-)"
 _LINE: Final = re.compile(
-    rb"host-orch:[ \t]+orch=(\d+|-) ns[ \t]+H2D=(\d+|-) ns[ \t]+\(graph=(\d+|-) ns[ \t]+sm=(\d+|-) ns\)[ \t]+"
-    rb"alloc=(\d+|-) B[ \t]+copy=(\d+|-) B[ \t]+bw=(\d+|-) MB/s[ \t]+sm_bw=(\d+|-) MB/s"
+    rb"host-orch: orch=# ns H2D=# ns \(graph=# ns sm=# ns\) alloc=# B copy=# B bw=# MB/s sm_bw=# MB/s".replace(
+        b"#", _FIGURE
+    )
 )
 
 
 def _figure(text: bytes) -> int | None:
     if text == b"-":
         return None
-    return int(text) if len(text) <= 19 else _MAX + 1
+    return int(text) if len(text) <= 19 else _MAX + 1  # int() of a long text is slow, and refuses at last
 
 
-def parse_at(line: bytes, position: int) -> tuple[HostOrch, int] | ValueError | None:
-    """Read the line that starts at `position` of `line`.
+def parse_at(line: bytes, position: int) -> tuple[HostOrch, int] | None:
+    """The figures of the line that starts at `position` of `line`, and the position after it.
 
-    Returns
-    -------
-    The figures and the position after them; None if the text there is cut off or damaged; a `ValueError`
-    (returned, for the caller counts it) if it is whole but a figure is 2**53 or more, or no figure is known.
+    None if the text there is cut off or damaged.
     """
     match = _LINE.match(line, position)
-    if match is None:
-        return None
-    figures = HostOrch(*map(_figure, match.groups()))
-    known = [figure for figure in figures if figure is not None]
-    if not known:
-        return ValueError("no figure of the line is known")
-    if max(known) > _MAX:
-        return ValueError(f"a figure is {max(known)} or more; the largest that can be meant is {_MAX}")
-    return figures, match.end()
+    return None if match is None else (HostOrch(*map(_figure, match.groups())), match.end())
+
+
+def is_sensible(line: HostOrch) -> bool:
+    """Whether at least one figure is known, and none is larger than can be meant (2**53)."""
+    known = [figure for figure in line if figure is not None]
+    return bool(known) and max(known) <= _MAX
 
 
 def contradiction(line: HostOrch) -> str | None:

@@ -42,7 +42,7 @@ _PIECE: Final = re.compile(rb'host-orch:|\{\s*"event"\s*:\s*"step\.')
 # Strings (also one that never ends) and braces: enough to find where an object closes, in one pass.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 _INSIDE: Final = re.compile(rb"[:,\[]\s*\Z")
-_MAX_TORN_A_LINE: Final = 16  # each costs a pass over the rest of the line
+_MAX_TORN_A_LINE: Final = 8  # each costs a pass over the rest of the line
 _MAX_CONTRADICTIONS_KEPT: Final = 5
 _STEP_EVENTS: Final = frozenset({"step.completed", "step.failed", "step.cancelled", "step.detached"})
 _OTHER_EVENTS: Final = ("orchestrator.", "ring.", "device.", "loop.", "step.")
@@ -208,10 +208,10 @@ class LogReader:
         if parsed is None:
             self._skip("torn")
             return None, after_mark
-        if isinstance(parsed, ValueError):
-            self._skip("invalid")
-            return None, after_mark
         record, end = parsed
+        if not _host_orch.is_sensible(record):
+            self._skip("invalid")
+            return None, end
         self._host_orch_lines += 1
         text = _host_orch.contradiction(record)
         if text is not None:
