@@ -155,7 +155,7 @@ class ManualStream(Stream):
             kernel, args = payload
             try:
                 kernel(*[a.array if isinstance(a, Buffer) else a for a in args])
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever a kernel raises is its fences' error
                 self.error = DeviceError("kernel failed")
                 self.error.__cause__ = exc
 

@@ -134,7 +134,7 @@ def test_a_program_must_define_the_hooks_its_slot_needs() -> None:
             return None
 
     program = NoHooks()
-    with pytest.raises(ConfigurationError, match="NoHooks.slot must be a SlotSpec"):
+    with pytest.raises(ConfigurationError, match=r"NoHooks\.slot must be a SlotSpec"):
         Orchestrator(program, "sim:instant")
     program.slot = SlotSpec(image_nbytes=8)
     with pytest.raises(ConfigurationError, match=r"NoHooks defines no build\(\)"):

@@ -120,7 +120,7 @@ def _views(output: ByteArray) -> dict[str, Any]:
     return {
         "slice": output[2:4],
         "typed": output.view(np.int32),
-        "memoryview": memoryview(output),
+        "memoryview": output.data,
         "list": [1, [output]],
         "dict": {"a": (output[:1],)},
     }
@@ -142,13 +142,23 @@ async def test_collect_may_not_return_memory_of_the_output_view(form: str) -> No
 async def test_copies_of_the_output_are_fine() -> None:
     """What collect copied is the caller's."""
 
-    class Copies(Square):
-        def collect(self, step: int, output: ByteArray) -> Any:
+    class Copies(StepProgram[int, dict[str, Any]]):
+        slot = SlotSpec(image_nbytes=0, output_nbytes=8)
+
+        def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+            stream.launch(_fill, slot.output, step)
+            return None
+
+        def collect(self, step: int, output: ByteArray) -> dict[str, Any]:
             return {"array": output.copy(), "bytes": output.tobytes(), "n": np.int64(3)}
 
     async with Orchestrator(Copies(), "sim:instant") as orch:
         result = await orch.run(2)
-        assert result.output["array"].view(np.int64)[0] == 4
+        assert result.output["array"].tolist() == [2] * 8
+
+
+def _fill(output: ByteArray, value: int) -> None:
+    output[:] = value
 
 
 async def test_the_output_view_is_read_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import anyio
@@ -121,8 +122,6 @@ async def test_a_slot_is_not_reused_before_its_output_was_collected() -> None:
 
 async def test_launches_happen_in_seq_order_even_if_builds_end_out_of_order() -> None:
     """Two build workers may finish in any order; the device sees the caller's order."""
-    import threading
-
     release = [threading.Event() for _ in range(2)]
     launched: list[int] = []
 
@@ -172,7 +171,7 @@ async def test_a_program_without_image_copies_nothing() -> None:
             return 4
 
         def collect(self, step: int, output: Any) -> int:
-            return int(output.sum()) + 1000 * output.nbytes
+            return int(output.sum() + 1000 * output.nbytes)
 
     def _write(output: Any, step: int) -> None:
         output[:] = step

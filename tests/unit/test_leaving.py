@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked as blocked
 
-from async_orch import Orchestrator
+from async_orch import Orchestrator, StepHandle
 from async_orch.exceptions import OrchestratorClosed, StepCancelled
 from tests.manual_backend import ManualBackend
 from tests.programs import Square
@@ -59,11 +59,9 @@ async def test_cancelling_after_launch_detaches_and_the_slot_waits_for_its_fence
         with pytest.raises(StepCancelled, match="detached after its launch"):
             await handle
         run_device(backend)
-        assert (await_idle := orch.statistics().slots_leased) in (0, 1)
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         assert orch.statistics().slots_leased == 0
-        assert await_idle >= 0
     assert collected == []
 
 
@@ -150,9 +148,11 @@ async def test_leaving_on_an_exception_cancels_and_raises_it_unchanged() -> None
     """The body's own exception comes out as it is, not in a group; steps are cancelled, memory is freed."""
     backend = ManualBackend()
     error = KeyError("mine")
+    orch = Orchestrator(Square(), backend, drain_timeout_s=5)
+    handles: list[StepHandle[int]] = []
     with pytest.raises(KeyError) as caught:
-        async with Orchestrator(Square(), backend, drain_timeout_s=5) as orch:
-            handles = [await orch.submit(i) for i in range(4)]
+        async with orch:
+            handles += [await orch.submit(i) for i in range(4)]
             backend.copy.run()
             asyncio.get_running_loop().call_later(0, run_device, backend)
             raise error
@@ -178,8 +178,9 @@ async def test_leaving_within_a_cancelled_scope_settles_all_the_same() -> None:
 async def test_leaving_with_a_hung_device_ends_in_time_and_reports_the_slots() -> None:
     """A fence that never comes costs drain_timeout_s, once for draining and once for closing; the slot counts."""
     backend = ManualBackend()
+    orch = Orchestrator(Square(), backend, drain_timeout_s=0.01)
     with pytest.raises(TimeoutError, match=r"drain_timeout_s=0\.01 s: step 0 \(seq 0\) was still launched"):
-        async with Orchestrator(Square(), backend, drain_timeout_s=0.01) as orch:
+        async with orch:
             await orch.submit(1)
     assert orch.statistics().slots_leased == 1
 
@@ -187,15 +188,15 @@ async def test_leaving_with_a_hung_device_ends_in_time_and_reports_the_slots() -
 async def test_waiting_submits_are_refused_when_the_orchestrator_is_left() -> None:
     """Nobody hangs in submit after the end."""
     backend = ManualBackend()
-    waiting: asyncio.Future[Any]
+    waiting: list[asyncio.Future[Any]] = []
     with pytest.raises(ZeroDivisionError):
         async with Orchestrator(Square(), backend, max_inflight=1, drain_timeout_s=0.01) as orch:
             await orch.submit(1)
-            waiting = asyncio.ensure_future(orch.submit(2))
+            waiting.append(asyncio.ensure_future(orch.submit(2)))
             await blocked()
             raise ZeroDivisionError
     with pytest.raises(OrchestratorClosed):
-        await waiting
+        await waiting[0]
 
 
 async def test_drain_waits_for_earlier_steps_only() -> None:
