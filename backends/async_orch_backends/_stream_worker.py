@@ -18,6 +18,7 @@ from ._software_fence import PendingFence
 __all__ = ["SPIN_NS", "StreamWorker"]
 
 SPIN_NS = 150_000  # a sleep overshoots by 30 to 110 us on Linux: the last stretch is spun, yielding the GIL
+_YIELD_EVERY = 32  # operations of some microseconds each, after which other threads get the GIL
 _PROBE_S = 0.05  # between two looks at a foreign fence that cannot notify
 
 # States of a worker: whoever makes it RUNNING releases its wake lock, once.
@@ -146,10 +147,14 @@ class StreamWorker:
         self._thread = thread
 
     def _run(self) -> None:
+        executed = 0
         op = self._next()
         while op is not None:
             self._execute(op)
             op = None  # or the last operation's buffers stay mapped while the stream is idle
+            executed += 1
+            if executed % _YIELD_EVERY == 0:
+                time.sleep(0)
             op = self._next()
         self._discard()
 

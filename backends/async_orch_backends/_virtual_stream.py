@@ -146,17 +146,17 @@ class VirtualWorker:
 
     def _perform(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int, enqueue_ns: int) -> bool:
         """Run the effect at the start of its window; True if the window has an end to wait for."""
-        self._free_ns = max(self._free_ns, enqueue_ns)
+        self._free_ns = max(self._free_ns, enqueue_ns) + cost_ns
         try:
             effect(*args)
         except KeyboardInterrupt as exc:
             self.fail(effect, exc)
-            raise  # the loop's thread is not ours
+            self.timeline.at(self._free_ns, self._run)
+            raise  # meant for the loop's thread, which is not ours
         except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
             self.fail(effect, exc)
         if cost_ns == 0:
             return False
-        self._free_ns += cost_ns
         self.timeline.at(self._free_ns, self._run)
         return True
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from async_orch_backends._software_backend import SoftwareBackend
+from async_orch_backends.sim import SimBackend
+from async_orch_backends.sim_profile import SimProfile
 
 from async_orch.exceptions import DeviceError, DeviceLost, ImageCorrupt
-from tests.conformance.kit import PATIENCE_S, Gate, ManualFence, ReadOnlyBuffer, add_one
+from tests.conformance.kit import PATIENCE_S, TIMED, Gate, ManualFence, ReadOnlyBuffer, add_one
+from tests.virtual_clock import VirtualClockLoop
 
 
 def _raise(exc: BaseException) -> None:
@@ -138,3 +141,24 @@ def test_a_kernel_that_loses_the_device_fails_everything_until_reset(backend: So
         stream.launch(add_one, buffer)
         stream.synchronize(PATIENCE_S)
     assert buffer.array.tolist() == [2, 2, 2, 2]
+
+
+def test_an_interrupt_in_a_borrowed_thread_reaches_its_owner(loop: VirtualClockLoop) -> None:
+    """Where a kernel runs on the caller's thread, Ctrl-C fails the stream and goes on to the caller."""
+    instant = SimBackend(SimProfile(name="instant"))
+    stream = instant.create_stream("compute")
+    with pytest.raises(KeyboardInterrupt):
+        stream.launch(_raise, KeyboardInterrupt())
+    assert isinstance(stream.record().error, DeviceError)
+    instant.close()
+
+    virtual = SimBackend(TIMED, clock="virtual", loop=loop)
+    stream = virtual.create_stream("compute")
+    stream.launch(_raise, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stream.synchronize()
+    with pytest.raises(DeviceError):
+        stream.synchronize()
+    stream.isolate()
+    stream.synchronize()
+    virtual.close()
