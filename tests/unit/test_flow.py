@@ -75,9 +75,9 @@ async def test_later_steps_are_built_and_copied_while_the_device_is_busy() -> No
 async def test_staging_is_not_reused_before_its_copy_is_done() -> None:
     """With every copy pending the builds stop at the number of staging buffers (vLLM #25279, #47644)."""
     backend = ManualBackend()
+    results: list[int] = []
     async with Orchestrator(Square(), backend, slots=8, queue_depth=1, max_inflight=8) as orch:
         async with anyio.create_task_group() as tasks:
-            results: list[int] = []
 
             async def client(i: int) -> None:
                 results.append((await orch.run(i)).output)

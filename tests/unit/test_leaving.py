@@ -164,8 +164,9 @@ async def test_leaving_on_an_exception_cancels_and_raises_it_unchanged() -> None
 
 async def test_leaving_within_a_cancelled_scope_settles_all_the_same() -> None:
     """A cancel from outside does not leave leases or memory behind."""
+    orch = Orchestrator(Square(), "host")
     with anyio.CancelScope() as scope:
-        async with Orchestrator(Square(), "host") as orch:
+        async with orch:
             for i in range(4):
                 await orch.submit(i)
             scope.cancel()
