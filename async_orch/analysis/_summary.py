@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from async_orch.analysis._columns import COLUMNS, MISSING, StepRows
+from async_orch.analysis._columns import MISSING, Column, LineRows, Rows, StepRows
 from async_orch.analysis._lines import ByteSource
 from async_orch.analysis._percentiles import Distribution, distribution, rank_index
 from async_orch.analysis._reader import Reading, Record, read
@@ -22,17 +22,30 @@ __all__ = ["Analysis", "FIGURES", "Group", "GroupName", "Summary", "analyze", "i
 
 GroupName = Literal["cold", "warm", "unmarked"]
 
-FIGURES: Final = (*COLUMNS[: COLUMNS.index("run")], "step_ns")
+FIGURES: Final = (
+    "orch_ns",
+    "h2d_ns",
+    "graph_ns",
+    "sm_ns",
+    "alloc_nbytes",
+    "copy_nbytes",
+    "bw",
+    "sm_bw",
+    "alloc_ns",
+    "copy_ns",
+    "device_ns",
+    "bubble_ns",
+    "total_ns",
+    "step_ns",
+)
 """Names of the figures of a group.
 
-Those of a ``host-orch:`` line come first, see `async_orch.logs.HostOrch`; ``bw`` is always computed from the
-others. The rest only step records have: ``alloc_ns``, ``copy_ns`` (the copy alone, so ``h2d_ns`` is their sum),
-``graph_nbytes`` (copied bytes that are no task table's), the device's and the step's own times, and ``step_ns``,
-the time from the end of the step before to the end of this one.
+Those of a ``host-orch:`` line come first, see `async_orch.logs.HostOrch`; ``bw`` is always computed from the others.
+The rest only step records have: ``alloc_ns``, ``copy_ns`` (the copy alone, so ``h2d_ns`` is their sum), the times of
+`async_orch.logs.StepRecord`, and ``step_ns``, the time from the end of the step before to the end of this one.
 """
 
-# Of a host-orch line these are estimates; they stand in Verdict.parts, which says so.
-_ESTIMATED: Final = frozenset({"alloc_ns", "copy_ns", "graph_nbytes"})
+_LINE_FIGURES: Final = FIGURES[: FIGURES.index("alloc_ns")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +99,9 @@ def is_whole(record: Record) -> bool:
 def summarize(records: Iterable[Record]) -> Summary:
     """Summarize step records and ``host-orch:`` lines, in any order, in one pass.
 
-    It keeps 8 bytes for each of some 16 figures a step, and nothing else that grows with the number of steps.
+    It keeps 8 bytes for each of some 14 figures a step, and nothing else that grows with the number of steps.
     """
-    rows: dict[GroupName, StepRows] = {"cold": StepRows(), "warm": StepRows(), "unmarked": StepRows()}
-    unfinished = StepRows()
+    cold, warm, unfinished, unmarked = StepRows(), StepRows(), StepRows(), LineRows()
     events: Counter[str] = Counter()
     cold_reasons: Counter[str] = Counter()
     run_numbers: dict[tuple[str, str], int] = {}
@@ -100,53 +112,53 @@ def summarize(records: Iterable[Record]) -> Summary:
             run_steps[run] += 1
             events[record.event] += 1
             if not is_whole(record):
-                unfinished.add_step(record, run)
+                unfinished.add(record, run)
             elif record.cold_reason is None:
-                rows["warm"].add_step(record, run)
+                warm.add(record, run)
             else:
                 cold_reasons[record.cold_reason] += 1
-                rows["cold"].add_step(record, run)
+                cold.add(record, run)
         else:
-            rows["unmarked"].add_host_orch(record)
-    intervals = dict(zip(rows, step_intervals(list(rows.values())), strict=True))
-    groups: list[Group] = []
-    for name, group_rows in rows.items():
-        if len(group_rows):
-            figures = _figures(group_rows, leave_out=_ESTIMATED if name == "unmarked" else frozenset())
-            step_ns = distribution(intervals[name])
-            if step_ns is not None:
-                figures["step_ns"] = step_ns
-            groups.append(
-                Group(
-                    name=name,
-                    steps=len(group_rows),
-                    cold_reasons=dict(cold_reasons.most_common()) if name == "cold" else {},
-                    figures=figures,
-                    h2d_at_p50=_h2d_at_p50(group_rows),
-                    verdict=verdict_of(group_rows, estimated=name == "unmarked"),
-                )
-            )
-    device = device_time([*rows.values(), unfinished], len(run_numbers))
+            unmarked.add(record)
+    cold_ns, warm_ns = step_intervals([cold, warm])
+    found = (
+        _group("cold", cold, step_ns=cold_ns, cold_reasons=dict(cold_reasons.most_common())),
+        _group("warm", warm, step_ns=warm_ns),
+        _group("unmarked", unmarked),
+    )
+    device = device_time([cold, warm, unfinished], len(run_numbers))
     runs = tuple(
         Run(run_id, name, run_steps[number], *(device[number] or (None, None)))
         for (run_id, name), number in run_numbers.items()
     )
-    return Summary(events=dict(sorted(events.items())), groups=tuple(groups), runs=runs)
+    return Summary(
+        events=dict(sorted(events.items())), groups=tuple(group for group in found if group.steps), runs=runs
+    )
 
 
-def _figures(rows: StepRows, leave_out: frozenset[str]) -> dict[str, Distribution]:
+def _group(
+    name: GroupName, rows: Rows, step_ns: Column | None = None, cold_reasons: dict[str, int] | None = None
+) -> Group:
     figures: dict[str, Distribution] = {}
-    for name in COLUMNS[: COLUMNS.index("run")]:
-        if name in leave_out:
-            continue
-        values = rows.column(name)
+    for figure in _LINE_FIGURES if name == "unmarked" else FIGURES[:-1]:
+        values = rows.column(figure)
         known = distribution(values[values != MISSING])
         if known is not None:
-            figures[name] = known
-    return figures
+            figures[figure] = known
+    intervals = None if step_ns is None else distribution(step_ns)
+    if intervals is not None:
+        figures["step_ns"] = intervals
+    return Group(
+        name=name,
+        steps=len(rows),
+        cold_reasons=cold_reasons or {},
+        figures=figures,
+        h2d_at_p50=_h2d_at_p50(rows),
+        verdict=verdict_of(rows, estimated=name == "unmarked"),
+    )
 
 
-def _h2d_at_p50(rows: StepRows) -> tuple[int, int, int] | None:
+def _h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:
     h2d = rows.column("h2d_ns")
     known = np.flatnonzero(h2d != MISSING)
     if len(known) == 0:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from async_orch.analysis._columns import MISSING, StepRows
+from async_orch.analysis._columns import MISSING, Column, StepRows
 
 __all__ = ["Run", "device_time", "step_intervals"]
 
@@ -36,7 +35,7 @@ class Run:
         return 1 - self.device_busy_ns / self.device_window_ns
 
 
-def step_intervals(groups: Sequence[StepRows]) -> list[npt.NDArray[np.int64]]:
+def step_intervals(groups: Sequence[StepRows]) -> list[Column]:
     """For each group, the times from the end of the step before (of any group, in the same run) to a step's end.
 
     The first step of a run has none, so a group gives at most as many values as it has steps.
@@ -74,7 +73,7 @@ def device_time(groups: Sequence[StepRows], runs: int) -> list[tuple[int, int] |
     ]
 
 
-def _window_and_busy(start: npt.NDArray[np.int64], length: npt.NDArray[np.int64]) -> tuple[int, int]:
+def _window_and_busy(start: Column, length: Column) -> tuple[int, int]:
     """Of kernels in order of their start: from the first start to the last end, and the union of the kernels."""
     end = np.maximum.accumulate(start + length)
     covered_until = np.concatenate((start[:1], end[:-1]))

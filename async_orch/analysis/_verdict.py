@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._columns import MISSING, StepRows
+from async_orch.analysis._columns import MISSING, Column, Rows
 from async_orch.analysis._percentiles import exact_sum
 from async_orch.analysis._units import duration, share, size
 
@@ -37,7 +37,7 @@ class Verdict:
     text: str
 
 
-def verdict_of(rows: StepRows, *, estimated: bool) -> Verdict | None:
+def verdict_of(rows: Rows, *, estimated: bool) -> Verdict | None:
     """Judge a group of steps by the means of its parts; None if no step has the figures for it.
 
     In a serial run the largest part is where a step's time goes; in a pipelined run, where parts of different
@@ -76,14 +76,14 @@ def verdict_of(rows: StepRows, *, estimated: bool) -> Verdict | None:
     return Verdict(bound, part_share, parts, steps, estimated and "allocation" in seen, text)
 
 
-def _complete(columns: dict[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.bool_]:
+def _complete(columns: dict[str, Column]) -> npt.NDArray[np.bool_]:
     complete: npt.NDArray[np.bool_] = np.ones(len(next(iter(columns.values()))), np.bool_)
     for values in columns.values():
         complete &= values != MISSING
     return complete
 
 
-def _estimate_text(rows: StepRows, complete: npt.NDArray[np.bool_]) -> str:
+def _estimate_text(rows: Rows, complete: npt.NDArray[np.bool_]) -> str:
     steps = int(np.count_nonzero(complete))
     graph_ns, alloc_ns, graph_nbytes = (
         exact_sum(rows.column(name)[complete]) // steps for name in ("graph_ns", "alloc_ns", "graph_nbytes")
