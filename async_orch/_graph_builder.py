@@ -70,12 +70,14 @@ class GraphBuilder:
         self._fanin: list[int] = []
         self._user_end = HEADER_NBYTES
         self._image: Bytes = np.zeros(0, np.uint8)
+        self._capacity = 0
         if image is not None:
             self.reset(image)
 
     def reset(self, image: Bytes) -> None:
         """Start the next graph in `image`. Handles of `put`, `reserve` and `scalar` end, those of `tensor` stay."""
         self._image = require_bytes(image, "image", writable=True)
+        self._capacity = image.size
         self._operands.next_step()
         self._n_tasks = 0
         self._tasks.clear()
@@ -100,25 +102,12 @@ class GraphBuilder:
 
         The view starts at a multiple of 64 bytes. Kernels see it read-only. Raises `GraphOverflow`.
         """
-        element = np.dtype(dtype)
-        dims = tuple(shape)
-        code, nbytes = tensor_type(dims, element)
-        start = aligned(self._user_end)
-        if start + nbytes > self._image.size:
-            raise GraphOverflow(
-                f"image bytes: {self._user_end} used by inputs, {self._image.size} available, {nbytes} more requested "
-                f"for an input of shape {dims} ({element}); enlarge the slot's image"
-            )
-        operand = self._operands.step_tensor(code, start, dims)
-        if start != self._user_end:
-            self._image[self._user_end : start] = 0  # so that equal graphs give equal bytes
-        self._user_end = start + nbytes
-        return operand, np.ndarray(dims, element, self._image, start)
+        return self._reserve(tuple(shape), np.dtype(dtype))
 
     def put(self, array: ArrayLike) -> Operand:
         """Copy a per-step input into the image; the handle is valid until `reset`. See `reserve`."""
         source = np.asarray(array)
-        operand, view = self.reserve(source.shape, source.dtype.newbyteorder("<"))
+        operand, view = self._reserve(source.shape, source.dtype)
         view[...] = source
         return operand
 
@@ -133,16 +122,17 @@ class GraphBuilder:
         entry = self._kernels.get(kernel)
         if entry is None:
             raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}")
+        kernel_id, _, _, arity, outputs = entry
         n_args = len(args)
-        if n_args != entry.n_args >= 0:
-            raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {entry.n_args}")
+        if n_args != arity >= 0:
+            raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {arity}")
         operands = cast("tuple[Operand, ...]", args)
         for arg in args:
             if arg.__class__ is not Operand:
                 operands = self._with_scalars(kernel, args)
                 break
-        if entry.outputs:
-            for position in entry.outputs:
+        if outputs:
+            for position in outputs:
                 if position >= n_args or operands[position] >= STEP_HANDLES:
                     self._refuse_output(kernel, position, n_args)
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
@@ -150,21 +140,23 @@ class GraphBuilder:
             if not 0 <= producer < task_id:
                 raise GraphError(f"task {task_id} ({kernel}): after={producer} is not an earlier task's id")
         n_fanin = len(producers)
-        fanin_start = len(self._fanin)
-        arg_start = len(self._args)
+        pool = self._args
+        fanin = self._fanin
+        fanin_start = len(fanin)
+        arg_start = len(pool)
         fanin_end = fanin_start + n_fanin
         arg_end = arg_start + n_args
         if (
             task_id >= self._max_tasks
             or arg_end > self._max_args
             or fanin_end > self._max_fanin
-            or self._user_end + _TASK_NBYTES * (task_id + 1) + _INT_NBYTES * (arg_end + fanin_end) > self._image.size
+            or self._user_end + _TASK_NBYTES * (task_id + 1) + _INT_NBYTES * (arg_end + fanin_end) > self._capacity
         ):
             self._refuse_overflow(n_args, n_fanin)
-        self._tasks += (0, entry.id, fanin_start, n_fanin, arg_start, n_args)
-        self._args += operands
+        self._tasks += (0, kernel_id, fanin_start, n_fanin, arg_start, n_args)
+        pool += operands
         if n_fanin:
-            self._fanin += producers
+            fanin += producers
         self._n_tasks = task_id + 1
         return task_id
 
@@ -186,8 +178,27 @@ class GraphBuilder:
         """Tasks added since `reset`."""
         return self._n_tasks
 
+    def _reserve(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Operand, NDArray[Any]]:
+        element = dtype if dtype.isnative else dtype.newbyteorder("<")
+        code, nbytes = tensor_type(dims, element)
+        start = aligned(self._user_end)
+        if start + nbytes > self._image.size:
+            raise GraphOverflow(
+                f"image bytes: {self._user_end} used by inputs, {self._image.size} available, {nbytes} more requested "
+                f"for an input of shape {dims} ({element}); enlarge the slot's image"
+            )
+        operand = self._operands.step_tensor(code, start, dims)
+        if start != self._user_end:
+            self._image[self._user_end : start] = 0  # so that equal graphs give equal bytes
+        self._user_end = start + nbytes
+        return operand, np.ndarray(dims, element, self._image, start)
+
     def _with_scalars(self, kernel: str, args: tuple[Operand | Number, ...]) -> tuple[Operand, ...]:
-        operands = []
+        known = self._operands.scalars
+        try:
+            return tuple([arg if isinstance(arg, Operand) else known[arg.__class__, arg] for arg in args])
+        except (KeyError, TypeError):  # a number that is new in this step, or no number
+            operands: list[Operand] = []
         for position, arg in enumerate(args):
             if isinstance(arg, Operand):
                 operands.append(arg)

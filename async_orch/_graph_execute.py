@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from async_orch._graph_check import CheckedGraph, RegionMemory, check_graph, region_memory
-from async_orch._graph_format import DTYPES, KIND_FLOAT, KIND_TENSOR, OPERAND, Bytes
+from async_orch._graph_format import DTYPES, KIND_FLOAT, KIND_TENSOR, OPERAND, Bytes, structure_mask
 from async_orch._graph_header import Pools, read_pools
 from async_orch._graph_kernels import Kernel, KernelTable
 
 __all__ = ["Executor", "execute"]
 
 _MAX_PLANS = 16
-_VALUE_AT = 8  # byte of an operand row where a scalar's eight bytes begin
 
 
 def execute(image: Bytes, regions: RegionMemory, table: KernelTable) -> None:
@@ -73,11 +72,9 @@ class _Plan:
         self._operands_at = pools.operands_at
         operands = graph.operands
         scalar = operands["kind"] != KIND_TENSOR
-        changeable = np.zeros((operands.size, OPERAND.itemsize), np.bool_)
-        changeable[scalar, _VALUE_AT : _VALUE_AT + 8] = True
+        self._operands_end = self._operands_at + operands.nbytes
         self._fixed = np.ones(pools.content.size, np.bool_)
-        self._operands_end = self._operands_at + changeable.size
-        self._fixed[self._operands_at : self._operands_end] = ~changeable.ravel()
+        self._fixed[self._operands_at : self._operands_end] = structure_mask(operands)
 
         # One view for reading and one for writing of each tensor that is read or written, then the scalars.
         keys = np.where(scalar[graph.args], 2 * graph.args, 2 * graph.args + graph.writable)

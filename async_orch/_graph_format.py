@@ -43,6 +43,7 @@ __all__ = [
     "aligned",
     "checksum",
     "require_bytes",
+    "structure_mask",
 ]
 
 Bytes = NDArray[np.uint8]
@@ -147,6 +148,13 @@ def checksum(header: Bytes, pools: Bytes) -> int:
     crc = zlib.crc32(header.data[:CHECKSUM_AT])
     crc = zlib.crc32(header.data[CHECKSUM_AT + 4 : HEADER_NBYTES], crc)
     return zlib.crc32(pools.data, crc)
+
+
+def structure_mask(operands: NDArray[np.void]) -> NDArray[np.bool_]:
+    """For each byte of the operand pool, whether it is structure; the others are scalars' values."""
+    mask = np.ones((operands.size, OPERAND.itemsize), np.bool_)
+    mask[operands["kind"] != KIND_TENSOR, 8:16] = False
+    return mask.reshape(-1)
 
 
 def require_bytes(array: object, what: str, *, writable: bool) -> Bytes:

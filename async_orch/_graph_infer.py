@@ -13,7 +13,9 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from async_orch._graph_format import DTYPES, KIND_TENSOR
+from async_orch._graph_format import DTYPES, KIND_TENSOR, structure_mask
+from async_orch._graph_kernels import ALL_WRITABLE, KernelTable, output_flags
+from async_orch.exceptions import GraphError
 
 __all__ = ["DependencyInference", "RegionHistory"]
 
@@ -74,41 +76,52 @@ class RegionHistory:
 class DependencyInference:
     """Derives fan-ins, and gives the last answer again while the same tasks touch the same bytes."""
 
-    def __init__(self) -> None:
-        self._key: tuple[bytes, ...] = ()
-        self._answer: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    def __init__(self, table: KernelTable) -> None:
+        self._table = table
+        self._given: tuple[list[int], list[int]] = ([], [])
+        self._answer: tuple[list[int], list[int]] = ([], [])
+        self._args: Ints = np.zeros(0, np.int64)
+        self._structure = np.zeros(0, np.bool_)
+        self._operands = np.zeros(0, np.uint8)
 
     def __call__(
-        self,
-        arg_counts: Ints,
-        args: Ints,
-        outputs: NDArray[np.bool_],
-        operands: NDArray[np.void],
-        explicit_counts: Ints,
-        explicit: list[int],
-    ) -> tuple[Ints, Ints]:
-        """Fan-in counts and the fan-in pool, `explicit` dependencies included.
+        self, tasks: list[int], args: Ints, operands: NDArray[np.void], fanin: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """The task pool (six fields a task) and the fan-in pool with the inferred dependencies added.
 
-        `outputs` says for each argument whether it is written. The image and scalars take no part: nobody writes
-        them.
+        `args` index `operands`; `fanin` are the explicit dependencies, which `tasks` refers to. Raises `GraphError`
+        for a kernel that does not declare its outputs.
         """
+        rows = operands.view(np.uint8)
+        if (
+            (tasks, fanin) != self._given
+            or not np.array_equal(args, self._args)
+            or rows.size != self._operands.size
+            or ((rows != self._operands) & self._structure).any()
+        ):
+            self._answer = self._derived(np.array(tasks, np.int64).reshape(-1, 6), args, operands, fanin)
+            self._given = (tasks.copy(), fanin.copy())
+            self._args, self._operands, self._structure = args, rows, structure_mask(operands)
+        return self._answer
+
+    def _derived(
+        self, tasks: Ints, args: Ints, operands: NDArray[np.void], fanin: list[int]
+    ) -> tuple[list[int], list[int]]:
+        masks = self._table.summary()[1][tasks[:, 1]]
+        if (masks == ALL_WRITABLE).any():
+            task = int((masks == ALL_WRITABLE).argmax())
+            name = self._table.names[tasks[task, 1]]
+            raise GraphError(f"task {task} ({name}): infer=True needs outputs=(...) in the kernel's registration")
+        outputs = output_flags(masks, tasks[:, 5], args.size)
+        # The image and scalars take no part: nobody writes them.
         starts = operands["offset"]
         ends = starts + _ITEM_NBYTES[operands["dtype"]] * operands["shape"].prod(axis=1, dtype=np.int64)
         region = np.where(operands["kind"] == KIND_TENSOR, operands["region"], 0).astype(np.int64)
-        takes_part = (region != 0) & (ends > starts)
-        spans = np.stack((region, starts, ends), axis=1)[args]
-        spans[~takes_part[args]] = 0
-        key = (
-            arg_counts.tobytes(),
-            spans.tobytes(),
-            outputs.tobytes(),
-            explicit_counts.tobytes(),
-            np.array(explicit, np.int64).tobytes(),
-        )
-        if key != self._key:
-            self._answer = _derive(arg_counts, spans, outputs, explicit_counts, explicit)
-            self._key = key
-        return self._answer
+        spans = np.stack((np.where(ends > starts, region, 0), starts, ends), axis=1)[args]
+        counts, found = _derive(tasks[:, 5], spans, outputs, tasks[:, 3], fanin)
+        tasks[:, 2] = np.cumsum(counts) - counts
+        tasks[:, 3] = counts
+        return tasks.ravel().tolist(), found
 
 
 def _derive(
@@ -117,7 +130,8 @@ def _derive(
     outputs: NDArray[np.bool_],
     explicit_counts: Ints,
     explicit: list[int],
-) -> tuple[Ints, Ints]:
+) -> tuple[list[int], list[int]]:
+    """The number of producers of each task, and all of them; `spans` are region, start and end of each argument."""
     histories: dict[int, RegionHistory] = {}
     accesses = list(zip(spans.tolist(), outputs.tolist(), strict=True))
     counts: list[int] = []
@@ -138,4 +152,4 @@ def _derive(
         found.discard(_NOBODY)
         counts.append(len(found))
         fanin += sorted(found)
-    return np.array(counts, np.int64), np.array(fanin, np.int64)
+    return counts, fanin

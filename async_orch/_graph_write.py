@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from struct import pack_into
 from typing import NamedTuple, NoReturn
 
@@ -26,7 +26,7 @@ from async_orch._graph_format import (
     checksum,
 )
 from async_orch._graph_infer import DependencyInference
-from async_orch._graph_kernels import ALL_WRITABLE, KernelTable, output_flags
+from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import OperandRows
 from async_orch.exceptions import GraphError, GraphOverflow
 
@@ -51,7 +51,7 @@ class Declared:
     def __init__(self, table: KernelTable, regions: NDArray[np.void], infer: bool) -> None:
         self.table = table
         self.regions = regions
-        self.inference = DependencyInference() if infer else None
+        self.inference = DependencyInference(table) if infer else None
 
 
 def region_records(regions: Mapping[str, int]) -> NDArray[np.void]:
@@ -75,10 +75,14 @@ def write_image(image: Bytes, declared: Declared, rows: OperandRows, graph: Coll
     n_tasks = len(graph.tasks) // 6
     n_args = len(graph.args)
     args, operands = rows.resolve(graph.args, lambda entry: _refuse_handle(declared, graph, entry))
-    tasks: Sequence[int] = graph.tasks
-    fanin: Sequence[int] = graph.fanin
+    tasks, fanin = graph.tasks, graph.fanin
     if declared.inference is not None:
-        tasks, fanin = _with_inferred(declared, declared.inference, graph, args, operands)
+        tasks, fanin = declared.inference(tasks, args, operands, fanin)
+        if len(fanin) > graph.max_fanin:
+            raise GraphOverflow(
+                f"fanin: {len(graph.fanin)} used, {graph.max_fanin} available, {len(fanin) - len(graph.fanin)} more "
+                "requested by inferred dependencies; raise max_fanin"
+            )
 
     counts = (
         graph.user_end - HEADER_NBYTES,
@@ -128,29 +132,3 @@ def _refuse_handle(declared: Declared, graph: Collected, entry: int) -> NoReturn
         f"task {task} ({name}), argument {entry - int(tasks[task, 4])}: the handle is not one of this builder's, or it "
         "came from put(), reserve() or scalar() of an earlier step; ask for it again after reset()"
     )
-
-
-def _with_inferred(
-    declared: Declared,
-    inference: DependencyInference,
-    graph: Collected,
-    args: Ints,
-    operands: NDArray[np.void],
-) -> tuple[list[int], list[int]]:
-    """The task and fan-in pools with the inferred dependencies added."""
-    tasks = np.array(graph.tasks, np.int64).reshape(-1, 6)
-    masks = declared.table.summary()[1][tasks[:, 1]]
-    if (masks == ALL_WRITABLE).any():
-        task = int((masks == ALL_WRITABLE).argmax())
-        name = declared.table.names[tasks[task, 1]]
-        raise GraphError(f"task {task} ({name}): infer=True needs outputs=(...) in the kernel's registration")
-    outputs = output_flags(masks, tasks[:, 5], args.size)
-    counts, fanin = inference(tasks[:, 5], args, outputs, operands, tasks[:, 3], graph.fanin)
-    if fanin.size > graph.max_fanin:
-        raise GraphOverflow(
-            f"fanin: {len(graph.fanin)} used, {graph.max_fanin} available, {fanin.size - len(graph.fanin)} more "
-            "requested by inferred dependencies; raise max_fanin"
-        )
-    tasks[:, 2] = np.cumsum(counts) - counts
-    tasks[:, 3] = counts
-    return tasks.ravel().tolist(), fanin.tolist()

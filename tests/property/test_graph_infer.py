@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_orch._graph_format import FANIN, TASK
-from async_orch.graph import GraphBuilder, GraphError, KernelTable
+from async_orch.graph import GraphBuilder, GraphError, GraphOverflow, KernelTable
 from tests.graph_support import pool
 
 Access = tuple[str, int, int, bool]
@@ -98,4 +98,16 @@ def test_undeclared_outputs_are_refused() -> None:
     with pytest.raises(
         GraphError, match=r"task 0 \(open\): infer=True needs outputs=\(...\) in the kernel's registration"
     ):
+        builder.finish()
+
+
+def test_inferred_dependencies_count_against_max_fanin() -> None:
+    """Dependencies that do not fit are refused with numbers, as explicit ones are."""
+    table = KernelTable()
+    table.add("touch", lambda a: None, outputs=(0,))
+    builder = GraphBuilder(np.zeros(1024, np.uint8), table, {"a": 8}, max_fanin=1, infer=True)
+    operand = builder.tensor("a", 0, (8,), "u1")
+    for _ in range(3):
+        builder.task("touch", operand)
+    with pytest.raises(GraphOverflow, match=r"fanin: 0 used, 1 available, 2 more requested by inferred dependencies"):
         builder.finish()
