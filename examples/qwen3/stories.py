@@ -236,9 +236,7 @@ def generate(count: int, seed: int) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print stories, one a line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.qwen3.stories", description="Print short stories."
-    )
+    parser = argparse.ArgumentParser(prog="python -m examples.qwen3.stories", description="Print short stories.")
     parser.add_argument("--count", type=int, default=3, help="number of stories (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generator (default 0)")
     options = parser.parse_args(argv)

@@ -123,9 +123,7 @@ def train(model: Qwen3, rows: Tensor, options: argparse.Namespace) -> int:
         if step % 50 == 0:
             print(f"step {step}/{options.steps} loss {loss.item():.4f} {elapsed_s:.0f} s", flush=True)
         if elapsed_s > options.max_seconds:
-            print(
-                f"stopped after {step + 1} of {options.steps} steps: over {options.max_seconds} s", flush=True
-            )
+            print(f"stopped after {step + 1} of {options.steps} steps: over {options.max_seconds} s", flush=True)
             return step + 1
     return int(options.steps)
 
@@ -162,9 +160,7 @@ def _write(folder: Path, model: Qwen3, tokenizer: Tokenizer, end_id: int) -> Non
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.qwen3.train", description="Train the checkpoint."
-    )
+    parser = argparse.ArgumentParser(prog="python -m examples.qwen3.train", description="Train the checkpoint.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--stories", type=int, default=20_000, help="stories to train on")
     parser.add_argument("--held-out", type=int, default=500, help="stories for the held-out loss")

@@ -45,17 +45,18 @@ def _processor() -> str:
 def render(facts: Facts) -> str:
     """Return the text of `MODEL_CARD.md`."""
     options = facts.options
-    flags = ("stories", "held_out", "seed", "vocab", "steps", "batch", "length", "rate", "threads")
+    flags = ("stories", "held_out", "seed", "vocab", "steps", "batch", "length", "rate", "threads", "max_seconds")
     command = " ".join(f"--{name.replace('_', '-')} {options[name]}" for name in flags)
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("torch", "tokenizers", "safetensors")
-    )
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "tokenizers", "safetensors"))
     samples = "\n\n".join(f"> **{prompt}**{text}" for prompt, text in facts.samples)
+    early = facts.steps != options["steps"]
+    stopped = f" of {options['steps']}, stopped at the time limit of {options['max_seconds']} s" if early else ""
     return f"""\
 # A tiny Qwen3 that tells stories
 
 A Qwen3 decoder small enough to ship with the source, so that the examples decode real tokens through a real
-transformer. It tells short stories of one kind and is good for nothing else.
+transformer. It tells short stories of one kind and is good for nothing else. Judge its memory for who is who by
+the samples below: a model this small, trained for minutes, may confuse the names of a story.
 
 | | |
 |---|---|
@@ -65,10 +66,10 @@ transformer. It tells short stories of one kind and is good for nothing else.
 | sha256 of the training text | `{facts.corpus_sha256}` (UTF-8, each story followed by a line feed) |
 | held-out loss | {facts.held_out_loss:.4f} nats a token, {facts.held_out_stories} stories of another seed, \
 none of which is in the training text |
-| steps | {facts.steps} of {options["batch"]} rows of {options["length"]} tokens, AdamW, peak rate \
+| steps | {facts.steps}{stopped}, each of {options["batch"]} rows of {options["length"]} tokens, AdamW, peak rate \
 {options["rate"]}, warm-up and cosine |
 | time | {facts.train_s:.0f} s training, {facts.wall_s:.0f} s in all |
-| machine | {_processor()}, {options["threads"]} threads of {os.cpu_count()} logical processors, \
+| machine | {_processor()}, torch threads {options["threads"]}, logical processors {os.cpu_count()}, \
 {platform.system()} {platform.machine()}, no GPU |
 | versions | Python {platform.python_version()}, {versions} |
 | licence | Apache-2.0: weights, tokenizer and training text are this project's own |
