@@ -61,7 +61,7 @@ _NEARLY_DONE = (
 CASES: Mapping[str, tuple[str, ...]] = {
     "batch1": ("Once upon a time",),
     "batch4": (
-        "Mia",
+        "Otto",
         "Once upon a time, there was a young otter named Loïc. He lived in the village of",
         _DRY,
         _NEARLY_DONE,
