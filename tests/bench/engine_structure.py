@@ -1,0 +1,205 @@
+"""What a step costs in four structures of an engine, side by side: ``python tests/bench/engine_structure.py``.
+
+All move the same no-op steps through four stages with queues of 2:
+
+queue
+    The yardstick: one task a stage, joined by `asyncio.Queue`.
+coroutines
+    One task a stage, joined by a hand-written bounded channel (a deque and futures): the least that stage
+    coroutines can cost.
+pump
+    One synchronous function over four deques, no task a stage, no fences or records: the least that the chosen
+    structure can cost.
+engine
+    async_orch itself on ``sim:instant``: the pump with leases, five fences a step, timings, handles.
+
+Rounds are interleaved, since the machine may be shared; the medians of the rounds and their ratio to ``queue`` count.
+Each variant checks that every item came out once and in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import platform
+import statistics
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
+from async_orch.abc import ByteArray, Stream
+
+DEPTH = 2
+STAGES = 4
+
+
+async def queue(count: int) -> list[int]:
+    """One task a stage over asyncio.Queue."""
+    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue(DEPTH) for _ in range(STAGES + 1)]
+    out: list[int] = []
+
+    async def stage(i: int) -> None:
+        while True:
+            item = await queues[i].get()
+            await queues[i + 1].put(item)
+            if item is None:
+                return
+
+    async def source() -> None:
+        for i in range(count):
+            await queues[0].put(i)
+        await queues[0].put(None)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(source())
+        for i in range(STAGES):
+            tasks.create_task(stage(i))
+        while (item := await queues[STAGES].get()) is not None:
+            out.append(item)
+    return out
+
+
+class Channel:
+    """A bounded queue for one producer and one consumer, with at most one future on either side."""
+
+    def __init__(self) -> None:
+        self.items: deque[int | None] = deque()
+        self.getter: asyncio.Future[None] | None = None
+        self.putter: asyncio.Future[None] | None = None
+
+    async def get(self) -> int | None:
+        while not self.items:
+            self.getter = asyncio.get_running_loop().create_future()
+            await self.getter
+        item = self.items.popleft()
+        if self.putter is not None and not self.putter.done():
+            self.putter.set_result(None)
+        return item
+
+    async def put(self, item: int | None) -> None:
+        while len(self.items) >= DEPTH:
+            self.putter = asyncio.get_running_loop().create_future()
+            await self.putter
+        self.items.append(item)
+        if self.getter is not None and not self.getter.done():
+            self.getter.set_result(None)
+
+
+async def coroutines(count: int) -> list[int]:
+    """One task a stage over hand-written channels."""
+    channels = [Channel() for _ in range(STAGES + 1)]
+    out: list[int] = []
+
+    async def stage(i: int) -> None:
+        while True:
+            item = await channels[i].get()
+            await channels[i + 1].put(item)
+            if item is None:
+                return
+
+    async def source() -> None:
+        for i in range(count):
+            await channels[0].put(i)
+        await channels[0].put(None)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(source())
+        for i in range(STAGES):
+            tasks.create_task(stage(i))
+        while (item := await channels[STAGES].get()) is not None:
+            out.append(item)
+    return out
+
+
+async def pump(count: int) -> list[int]:
+    """One synchronous function over four deques; a turn for the loop every 32 items."""
+    queues: list[deque[int]] = [deque() for _ in range(STAGES + 1)]
+    out: list[int] = []
+
+    def run() -> None:
+        moved = True
+        while moved:
+            moved = False
+            for i in range(STAGES - 1, -1, -1):
+                while queues[i] and len(queues[i + 1]) < DEPTH:
+                    queues[i + 1].append(queues[i].popleft())
+                    moved = True
+
+    for i in range(count):
+        queues[0].append(i)
+        run()
+        while queues[STAGES]:
+            out.append(queues[STAGES].popleft())
+        if i % 32 == 0:
+            await asyncio.sleep(0)
+    return out
+
+
+class NoOp(StepProgram[int, None]):
+    """A program that does nothing, through all five stages."""
+
+    slot = SlotSpec(image_nbytes=64, output_nbytes=8)
+
+    def build(self, step: int, image: ByteArray) -> int | None:
+        return None
+
+    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+        return None
+
+    def collect(self, step: int, output: ByteArray) -> None:
+        return None
+
+
+async def engine(count: int) -> list[int]:
+    """async_orch on a device that costs nothing."""
+    async with Orchestrator(NoOp(), "sim:instant") as orch:
+        return [result.seq async for result in orch.map(range(count))]
+
+
+VARIANTS: dict[str, Callable[[int], Awaitable[list[int]]]] = {
+    "queue": queue,
+    "coroutines": coroutines,
+    "pump": pump,
+    "engine": engine,
+}
+
+
+async def timed(variant: Callable[[int], Awaitable[list[int]]], count: int) -> float:
+    """Microseconds of CPU time of this thread a step; the result is checked."""
+    gc.collect()
+    start = time.thread_time_ns()
+    out = await variant(count)
+    elapsed = time.thread_time_ns() - start
+    if out != list(range(count)):
+        raise SystemExit("items were lost, doubled or reordered: no figure")
+    return elapsed / count / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for _ in range(options.rounds):
+        for name, variant in VARIANTS.items():
+            times[name].append(asyncio.run(timed(variant, options.steps)))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    ratios = {
+        name: statistics.median(v / q for v, q in zip(values, times["queue"], strict=True))
+        for name, values in times.items()
+    }
+    if options.json:
+        print(json.dumps({"machine": platform.platform(), "us_a_step": times, "ratio": ratios}))
+        return
+    print(f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}; CPU time a step")
+    for name in VARIANTS:
+        print(f"{name:12} {medians[name]:8.2f} us   {ratios[name]:5.2f} of queue")
+
+
+if __name__ == "__main__":
+    main()
