@@ -16,6 +16,10 @@ from pathlib import Path
 if not __package__:  # started as a file: the package lies one folder up
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+# The host backend's device is one thread. Idle threads of numpy's BLAS spin on the cores that building and copying
+# need, so it gets none unless the user asks for them; numpy reads this when it is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from rich.console import Console
 
 from async_orch import OrchError, open_backend
