@@ -91,6 +91,22 @@ class Ring(Generic[ItemT]):
             self._put_back(index)
         return bool(done)
 
+    def quarantine(self, lease: Lease[ItemT]) -> None:
+        """End a lease and take its buffer out of use for good: somebody may still touch it. Idempotent."""
+        if self.owns(lease):
+            self._generations[lease.index] += 1
+            self._quarantined.add(lease.index)
+
+    def add(self, item: ItemT) -> None:
+        """One more buffer, free."""
+        self._generations.append(0)
+        self.items.append(item)
+        self._free.append(len(self.items) - 1)
+
+    def is_free(self, index: int) -> bool:
+        """Whether nobody has the buffer, and no fence is awaited."""
+        return index in self._free
+
     def parked_fences(self) -> list[Fence]:
         """The fences that parked buffers still wait for."""
         return [f for fences in self._parked.values() for f in fences if not f.query()]
@@ -145,6 +161,10 @@ class Lease(Generic[ItemT]):
     def release(self, *fences: Fence) -> None:
         """End the lease; the buffer is reused only after ``fences``. Synchronous and idempotent."""
         self._ring.release(self, fences)
+
+    def quarantine(self) -> None:
+        """End the lease and take the buffer out of use for good. Idempotent."""
+        self._ring.quarantine(self)
 
     @property
     def ended(self) -> bool:

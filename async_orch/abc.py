@@ -243,6 +243,10 @@ class Backend(ABC):
     def create_stream(self, name: str) -> Stream:
         """Create a stream; ``name`` is ``"copy"`` or ``"compute"`` and shows in thread names and traces."""
 
+    def close_stream(self, stream: Stream) -> None:
+        """Close a stream from `create_stream`; streams adopted from the caller are left as they are."""
+        stream.close()
+
     def clock_ns(self) -> int:
         """The clock of all records; CLOCK_MONOTONIC unless the device keeps virtual time."""
         return time.monotonic_ns()

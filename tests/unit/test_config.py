@@ -142,7 +142,7 @@ def test_a_program_must_define_the_hooks_its_slot_needs() -> None:
     program.slot = SlotSpec(image_nbytes=0, output_nbytes=8)
     with pytest.raises(ConfigurationError, match=r"NoHooks defines no collect\(\)"):
         Orchestrator(program, "sim:instant")
-    with pytest.raises(TypeError, match="must be a StepProgram, got object"):
+    with pytest.raises(TypeError, match="must be a StepProgram or an EngineProgram, got object"):
         Orchestrator(object(), "sim:instant")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="backend must be a name or an opened Backend, got int"):
         Orchestrator(Square(), 3)  # type: ignore[arg-type]
