@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from async_orch._program import Built
@@ -62,7 +61,6 @@ class BuildStage(Stage):
         self.limit = config.queue_depth + config.build_workers
         self.pool: WorkerPool[BuildJob] | None = None
         self.working: dict[Step, BuildJob] = {}
-        self._again: deque[tuple[Step, Any]] = deque()
         self._warm_threads: set[int] = set()
         if config.build_in == "thread":
             self.pool = WorkerPool("build", config.build_workers, self._work, pipeline.waker.wake)
@@ -71,11 +69,6 @@ class BuildStage(Stage):
         pipeline, queue, pool = self.pipeline, self.queue, self.pool
         moved = False if pool is None else self._take_finished(pool)
         order = pipeline.acquire.queue
-        while self._again:
-            again, its_view = self._again.popleft()
-            if again.state == BUILDING:
-                self._build_inline(again, its_view)
-                return True
         while queue and len(order) < self.limit:
             if pipeline.serial and pipeline.occupied():
                 break
@@ -145,14 +138,17 @@ class BuildStage(Stage):
         error: Exception | None = None
         result: Any = None
         if program.has_build:
-            try:
-                result = program.build(step.payload, view)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                error = exc
+            while True:
+                try:
+                    result = program.build(step.payload, view)
+                except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                    error = exc
+                    if self._retry(step):
+                        continue
+                else:
+                    error = None
+                break
         step.build_end_ns = end = self.pipeline.now()
-        if error is not None and self._retry(step):
-            self._again.append((step, view))
-            return
         self._settle_build(step, result, error)
         if end - step.build_start_ns > self.blocked_ns:
             self.warn_blocked("build", step, end - step.build_start_ns)

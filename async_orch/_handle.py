@@ -21,6 +21,7 @@ def fresh_error(error: OrchError) -> OrchError:
     One instance raised a thousand times carries a traceback of a thousand frames; so every awaiter gets its own.
     """
     copy = type(error).__new__(type(error), *error.args)
+    copy.args = error.args  # OSError, from which StepTimeout derives, sets them in __init__ only
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     copy.__suppress_context__ = True
