@@ -30,6 +30,7 @@ class WorkerPool(Generic[JobT]):
         self._wake = wake
         self._name = name
         self._threads: list[threading.Thread] = []
+        self._in_job: set[threading.Thread] = set()
         for _ in range(count):
             self._start_thread()
 
@@ -58,11 +59,14 @@ class WorkerPool(Generic[JobT]):
         return job
 
     def _run(self) -> None:
+        thread = threading.current_thread()
         while True:
             job = self._jobs.get()
             if job is None:
                 return
+            self._in_job.add(thread)
             self._work(job)
+            self._in_job.discard(thread)
             self.finished.append(job)
             self._wake()
 
@@ -74,8 +78,7 @@ class WorkerPool(Generic[JobT]):
     def join(self, timeout_s: float) -> int:
         """Wait for the threads, about ``timeout_s`` in all; the number that is still stuck in a job."""
         deadline = time.monotonic() + timeout_s
-        # A thread stuck in a job of the caller is not worth waiting for: those are abandoned.
-        patience = timeout_s if self.busy == 0 else 0.0
         for thread in self._threads:
-            thread.join(max(0.0, min(patience, deadline - time.monotonic())))
+            # One that is inside code of the caller now has had its time already: it is abandoned.
+            thread.join(0.0 if thread in self._in_job else max(0.0, deadline - time.monotonic()))
         return sum(thread.is_alive() for thread in self._threads)
