@@ -62,16 +62,15 @@ class MemoryPlan:
         free = SlotMemory.free_device if self.naive else None
         if not config.slot_classes:
             return [SlotClass(needed, config.slots, free)]
-        sizes = [(sizes_of(spec), count) for spec, count in config.slot_classes]
+        # Feed and output are alike in all classes: their pinned buffers are small, and every program may need them.
+        common = {"feed_nbytes": needed.feed_nbytes, "output_nbytes": needed.output_nbytes}
+        sizes = [(sizes_of(spec)._replace(**common), count) for spec, count in config.slot_classes]
         largest = sizes[-1][0]
         if not needed.fits_in(largest):
             raise ConfigurationError(
                 f"slot_classes are too small: the largest has {largest}, but the programs' slots need {needed}"
             )
-        return [
-            SlotClass(size._replace(feed_nbytes=needed.feed_nbytes, output_nbytes=needed.output_nbytes), count, free)
-            for size, count in sizes
-        ]
+        return [SlotClass(size, count, free) for size, count in sizes]
 
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""

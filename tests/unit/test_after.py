@@ -126,7 +126,7 @@ async def test_a_step_that_needs_a_failed_output_fails_with_its_root(policy: Any
             assert caught.value.root_step_id == "root"
             assert caught.value.__cause__.__cause__ is root_error.value.__cause__  # type: ignore[union-attr]
         await other
-        assert orch.statistics().slots_leased == 0
+    assert orch.statistics().slots_leased == 0
 
 
 async def test_a_failing_feed_fails_its_own_step() -> None:
@@ -137,7 +137,7 @@ async def test_a_failing_feed_fails_its_own_step() -> None:
         with pytest.raises(LaunchError, match="feed raised: ArithmeticError: feed of 2"):
             await second
         assert (await first).output == 1
-        assert orch.statistics().slots_leased == 0
+    assert orch.statistics().slots_leased == 0
 
 
 async def test_discard_dependents_takes_launched_steps_too() -> None:
