@@ -16,6 +16,10 @@ from pathlib import Path
 if not __package__:  # started as a file: the package lies one folder up
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+# The host backend's device is one thread. Idle threads of numpy's BLAS spin on the cores that building and copying
+# need, so it gets none unless the user asks for them; numpy reads this when it is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from rich.console import Console
 
 from async_orch import OrchError, open_backend
@@ -44,7 +48,7 @@ def _decode_all(options: Options, backend: Backend, console: Console | None) -> 
     schedule = Schedule(
         [codec.encode(prompt) for prompt in options.prompts], options.tokens, config.max_position_embeddings
     )
-    options.log.open("wb").close()  # the modes append to it one after the other
+    _start_log(options.log)
     runs = []
     for mode in options.modes:
         program = Qwen3Decode(
@@ -75,6 +79,14 @@ def _decode_all(options: Options, backend: Backend, console: Console | None) -> 
                 )
             )
     return runs
+
+
+def _start_log(path: Path) -> None:
+    """Make the log an empty file, to which the modes append one after the other."""
+    try:
+        path.open("wb").close()
+    except OSError as error:
+        raise ModelError(f"cannot write the step log {path}: {error.strerror}; pass --log another file") from error
 
 
 def _check_environment(options: Options) -> None:

@@ -1,11 +1,13 @@
 """What a log says about the steps in it: their parts, cold and warm apart, and what bounds them.
 
-`analyze` does all of it for a file; `read` and `summarize` are its two halves, for code that selects records in
-between:
+`analyze` does all of it for a file; `read` and `summarize` are its two halves, for code that selects among the
+records in between::
 
->>> from async_orch.analysis import read, summarize
->>> records = read("run.jsonl")
->>> summary = summarize(record for record in records if not record.cold_reason)  # doctest: +SKIP
+    from async_orch.analysis import read, summarize
+    from async_orch.logs import StepRecord
+
+    steps = (record for record in read("run.jsonl") if isinstance(record, StepRecord) and record.program == "decode")
+    warm = summarize(steps).group("warm")
 
 The package knows the log's schema and nothing of the engine. It reads step records (`async_orch.logs`) and
 ``host-orch:`` lines, mixed with each other and with anything else.
@@ -21,12 +23,12 @@ from async_orch.analysis._summary import (
     Analysis,
     Group,
     GroupName,
+    Run,
     Summary,
     analyze,
     is_whole,
     summarize,
 )
-from async_orch.analysis._timeline import Run
 from async_orch.analysis._verdict import Verdict
 
 __all__ = [

@@ -7,6 +7,7 @@ arithmetic of `async_orch.logs.host_orch`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from async_orch.analysis._host_orch import estimate_allocation
 from async_orch.logs import HostOrch, StepRecord
 
-__all__ = ["MISSING", "Column", "LineRows", "Rows", "StepRows"]
+__all__ = ["MISSING", "Column", "JoinedRows", "LineRows", "Rows", "StepRows"]
 
 MISSING: Final = -(2**63)
 """Stands for a figure that a step does not have; no figure can have this value."""
@@ -57,14 +58,13 @@ class _Table:
 class StepRows:
     """Rows of step records.
 
-    ``run`` numbers the runs of a log from 0, ``copy_ns`` is the copy without allocation, ``end_ns`` the end of
-    retire; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`.
+    ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire; the other names are those of
+    `async_orch.logs.HostOrch` and `StepRecord`.
     """
 
     def __init__(self) -> None:
         self._table = _Table(
             (
-                "run",
                 "orch_ns",
                 "alloc_ns",
                 "h2d_graph_ns",
@@ -84,13 +84,12 @@ class StepRows:
     def __len__(self) -> int:
         return len(self._table)
 
-    def add(self, record: StepRecord, run: int) -> None:
+    def add(self, record: StepRecord) -> None:
         """Append a step's figures."""
         clock = record.device_clock
         timed = clock is not None and clock != "none"
         self._table.append(
             (
-                run,
                 record.build_ns,
                 record.alloc_ns,
                 record.h2d_graph_ns,
@@ -154,6 +153,20 @@ class LineRows:
             computed = _rate(stated("copy_nbytes"), stated("h2d_ns"))
             return np.where(computed == MISSING, stated("bw"), computed)
         return stated(name)
+
+
+class JoinedRows:
+    """The rows of several runs as one."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def column(self, name: str) -> Column:
+        """See `Rows.column`."""
+        return np.concatenate([np.empty(0, np.int64), *(part.column(name) for part in self._parts)])
 
 
 def _sum(first: Column, second: Column) -> Column:

@@ -44,6 +44,7 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 _INSIDE: Final = re.compile(rb"[:,\[]\s*\Z")
 _MAX_TORN_A_LINE: Final = 8  # each costs a pass over the rest of the line
 _MAX_CONTRADICTIONS_KEPT: Final = 5
+_MAX_MODES_KEPT: Final = 10_000
 _STEP_EVENTS: Final = frozenset({"step.completed", "step.failed", "step.cancelled", "step.detached"})
 _OTHER_EVENTS: Final = ("orchestrator.", "ring.", "device.", "loop.", "step.")
 _HINTS: Final = (
@@ -58,6 +59,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 class _Head(msgspec.Struct):
     event: Any = None
     schema: Any = None
+    run_id: Any = None
+    config: Any = None
 
 
 _decode_step: Final = msgspec.json.Decoder(StepRecord).decode
@@ -77,10 +80,11 @@ class Contradiction:
 class Reading:
     """What a reader has seen so far.
 
-    ``lines`` counts physical lines. ``steps``, ``host_orch_lines``: records read. ``other_events``: our own
-    events that are no step's end, such as ``orchestrator.opened``. ``skipped``: pieces by kind, most frequent
-    first. ``contradictions``: how many ``host-orch:`` lines disagree with themselves, the first few of them
-    in ``first_contradictions``. ``hint``: what to do if nothing could be read, where the first bytes tell.
+    ``lines`` counts physical lines. ``steps``, ``host_orch_lines``: records read. ``other_events``: our own events that
+    are no step's end, such as ``orchestrator.opened``. ``skipped``: pieces by kind, most frequent first.
+    ``contradictions``: how many ``host-orch:`` lines disagree with themselves, the first few of them in
+    ``first_contradictions``. ``modes``: the mode of each run whose ``orchestrator.opened`` was read. ``hint``: what to
+    do if nothing could be read, where the first bytes tell.
     """
 
     lines: int
@@ -90,6 +94,7 @@ class Reading:
     skipped: dict[str, int]
     contradictions: int
     first_contradictions: tuple[Contradiction, ...]
+    modes: dict[str, str]
     hint: str | None
 
     @property
@@ -113,6 +118,7 @@ class LogReader:
         self._skipped: dict[str, int] = {}
         self._contradictions = 0
         self._first_contradictions: list[Contradiction] = []
+        self._modes: dict[str, str] = {}
         self._hint: str | None = None
         self._records = self._iterate()
 
@@ -127,6 +133,7 @@ class LogReader:
             skipped=dict(sorted(self._skipped.items(), key=lambda item: (-item[1], item[0]))),
             contradictions=self._contradictions,
             first_contradictions=tuple(self._first_contradictions),
+            modes=dict(self._modes),
             hint=self._hint,
         )
 
@@ -180,6 +187,7 @@ class LogReader:
                     return
                 if head.event.startswith(_OTHER_EVENTS):
                     self._other_events += 1
+                    self._note_mode(head)
                     return
         found = False
         torn_objects = 0
@@ -202,6 +210,11 @@ class LogReader:
                 yield record
         if not found:
             self._skip(_kind_of_stranger(line))
+
+    def _note_mode(self, head: _Head) -> None:
+        mode = head.config.get("mode") if isinstance(head.config, dict) else None
+        if isinstance(head.run_id, str) and isinstance(mode, str) and len(self._modes) < _MAX_MODES_KEPT:
+            self._modes[head.run_id] = mode
 
     def _read_host_orch(self, line: bytes, start: int, after_mark: int) -> tuple[HostOrch | None, int]:
         parsed = _host_orch.parse_at(line, start)

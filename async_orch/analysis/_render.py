@@ -10,8 +10,7 @@ import msgspec
 
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._reader import Reading, Record
-from async_orch.analysis._summary import Analysis, Group, is_whole
-from async_orch.analysis._timeline import Run
+from async_orch.analysis._summary import Analysis, Group, Run, is_whole
 from async_orch.analysis._units import bandwidth, duration, duration_number, share, size
 from async_orch.logs import HostOrch, host_orch_line
 
@@ -47,10 +46,17 @@ def as_table(analysis: Analysis, name: str) -> str:
     events = analysis.summary.events
     if events:
         lines.append("steps: " + ", ".join(f"{count} {event.removeprefix('step.')}" for event, count in events.items()))
+    runs = analysis.summary.runs
+    several = len(runs) > 1  # runs may differ in mode and size, so their steps are not shown as one
+    for run in runs[:_MAX_RUNS_SHOWN]:
+        lines += ["", _run(run, analysis.reading.modes.get(run.run_id))]
+        for group in run.groups if several else ():
+            lines += ["", *_group(group)]
+    if len(runs) > _MAX_RUNS_SHOWN:
+        lines += ["", f"... and {len(runs) - _MAX_RUNS_SHOWN} more runs; --format json shows them"]
     for group in analysis.summary.groups:
-        lines += ["", *_group(group)]
-    if analysis.summary.runs:
-        lines += ["", *_runs(analysis.summary.runs)]
+        if group.name == "unmarked" or not several:
+            lines += ["", *_group(group)]
     return "\n".join(lines) + "\n"
 
 
@@ -122,18 +128,15 @@ def _aligned(table: list[list[str]], *, right: bool) -> Iterator[str]:
         yield "  " + "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
-def _runs(runs: tuple[Run, ...]) -> Iterator[str]:
-    for run in runs[:_MAX_RUNS_SHOWN]:
-        text = f"run {run.run_id} on {run.device}: {run.steps} step{'s' if run.steps != 1 else ''}"
-        if run.device_idle_share is None or run.device_window_ns is None or run.device_busy_ns is None:
-            yield f"{text}, device idle share not known"
-        else:
-            yield (
-                f"{text}, device idle {share(run.device_idle_share)} "
-                f"(busy {duration(run.device_busy_ns)} of {duration(run.device_window_ns)})"
-            )
-    if len(runs) > _MAX_RUNS_SHOWN:
-        yield f"... and {len(runs) - _MAX_RUNS_SHOWN} more runs"
+def _run(run: Run, mode: str | None) -> str:
+    text = f"run {run.run_id} on {run.device}{f', {mode}' if mode else ''}: "
+    text += f"{run.steps} step{'s' if run.steps != 1 else ''}, device "
+    if run.device_idle_share is None or run.device_window_ns is None or run.device_busy_ns is None:
+        return text + "idle share not known"
+    return (
+        text + f"idle {share(run.device_idle_share)} "
+        f"(busy {duration(run.device_busy_ns)} of {duration(run.device_window_ns)})"
+    )
 
 
 def host_orch_lines(records: Iterable[Record]) -> Iterator[str]:
@@ -146,10 +149,17 @@ def host_orch_lines(records: Iterable[Record]) -> Iterator[str]:
 def as_json(analysis: Analysis, name: str) -> str:
     """One JSON object on one line, ending with a line end: durations in ns, sizes in bytes, shares from 0 to 1.
 
-    Its keys are the attributes of `Analysis` and what it holds, with each run's ``device_idle_share``.
+    Its keys are the attributes of `Analysis` and what it holds, with each run's ``device_idle_share`` and ``mode``.
     """
     summary = analysis.summary
-    runs = [{**msgspec.to_builtins(run), "device_idle_share": run.device_idle_share} for run in summary.runs]
+    runs = [
+        {
+            **msgspec.to_builtins(run),
+            "device_idle_share": run.device_idle_share,
+            "mode": analysis.reading.modes.get(run.run_id),
+        }
+        for run in summary.runs
+    ]
     document = {
         "source": name,
         "reading": {**msgspec.to_builtins(analysis.reading), "records": analysis.reading.records},

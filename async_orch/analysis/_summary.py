@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from async_orch.analysis._columns import MISSING, Column, LineRows, Rows, StepRows
+from async_orch.analysis._columns import MISSING, Column, JoinedRows, LineRows, Rows, StepRows
 from async_orch.analysis._lines import ByteSource
 from async_orch.analysis._percentiles import Distribution, distribution, rank_index
 from async_orch.analysis._reader import Reading, Record, read
-from async_orch.analysis._timeline import Run, device_time, step_intervals
+from async_orch.analysis._timeline import device_time, step_intervals
 from async_orch.analysis._verdict import Verdict, verdict_of
 from async_orch.logs import HostOrch, StepRecord
 
-__all__ = ["Analysis", "FIGURES", "Group", "GroupName", "Summary", "analyze", "is_whole", "summarize"]
+__all__ = ["Analysis", "FIGURES", "Group", "GroupName", "Run", "Summary", "analyze", "is_whole", "summarize"]
 
 GroupName = Literal["cold", "warm", "unmarked"]
 
@@ -67,11 +67,36 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """The figures of a log: ``events`` counts terminal events, ``groups`` are those that have steps.
+class Run:
+    """One run of an orchestrator on one device, as far as the log holds it.
 
-    Groups are made of steps that went the whole way, ``step.completed`` and ``step.detached``. Failed and
-    cancelled steps are counted, and their kernels keep the device busy; their other figures are left out.
+    ``steps``: terminal events of any kind. ``groups``: its cold and its warm steps. ``device_window_ns``: from the
+    first kernel's start to the last one's end. ``device_busy_ns``: how long of that kernels ran. Both are None unless
+    two steps or more were timed.
+    """
+
+    run_id: str
+    device: str
+    steps: int
+    groups: tuple[Group, ...]
+    device_window_ns: int | None
+    device_busy_ns: int | None
+
+    @property
+    def device_idle_share(self) -> float | None:
+        """The part of the window, 0 to 1, in which no kernel ran; None if unknown or the window is empty."""
+        if self.device_busy_ns is None or not self.device_window_ns:
+            return None
+        return 1 - self.device_busy_ns / self.device_window_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of a log: ``events`` counts terminal events, ``groups`` join the steps of all ``runs``.
+
+    Where runs differ, in mode or in size, each run's own groups are the ones to look at. Groups are made of steps that
+    went the whole way, ``step.completed`` and ``step.detached``. Failed and cancelled steps are counted, and their
+    kernels keep the device busy; their other figures are left out.
     """
 
     events: dict[str, int]
@@ -101,38 +126,67 @@ def summarize(records: Iterable[Record]) -> Summary:
 
     It keeps 8 bytes for each of some 14 figures a step, and nothing else that grows with the number of steps.
     """
-    cold, warm, unfinished, unmarked = StepRows(), StepRows(), StepRows(), LineRows()
+    runs: dict[tuple[str, str], _RunRows] = {}
+    unmarked = LineRows()
     events: Counter[str] = Counter()
-    cold_reasons: Counter[str] = Counter()
-    run_numbers: dict[tuple[str, str], int] = {}
-    run_steps: Counter[int] = Counter()
     for record in records:
-        if isinstance(record, StepRecord):
-            run = run_numbers.setdefault((record.run_id, record.device), len(run_numbers))
-            run_steps[run] += 1
-            events[record.event] += 1
-            if not is_whole(record):
-                unfinished.add(record, run)
-            elif record.cold_reason is None:
-                warm.add(record, run)
-            else:
-                cold_reasons[record.cold_reason] += 1
-                cold.add(record, run)
-        else:
+        if not isinstance(record, StepRecord):
             unmarked.add(record)
-    cold_ns, warm_ns = step_intervals([cold, warm])
-    found = (
-        _group("cold", cold, step_ns=cold_ns, cold_reasons=dict(cold_reasons.most_common())),
-        _group("warm", warm, step_ns=warm_ns),
-        _group("unmarked", unmarked),
-    )
-    device = device_time([cold, warm, unfinished], len(run_numbers))
-    runs = tuple(
-        Run(run_id, name, run_steps[number], *(device[number] or (None, None)))
-        for (run_id, name), number in run_numbers.items()
-    )
+            continue
+        key = (record.run_id, record.device)
+        rows = runs.get(key)
+        if rows is None:
+            rows = runs[key] = _RunRows()
+        events[record.event] += 1
+        if not is_whole(record):
+            rows.unfinished.add(record)
+        elif record.cold_reason is None:
+            rows.warm.add(record)
+        else:
+            rows.cold_reasons[record.cold_reason] += 1
+            rows.cold.add(record)
+    run_summaries = tuple(_run(run_id, device, rows) for (run_id, device), rows in runs.items())
+    single = len(run_summaries) == 1
+    joined = run_summaries[0].groups if single else _with_steps(*_cold_and_warm(list(runs.values())))
     return Summary(
-        events=dict(sorted(events.items())), groups=tuple(group for group in found if group.steps), runs=runs
+        events=dict(sorted(events.items())),
+        groups=joined + _with_steps(_group("unmarked", unmarked)),
+        runs=run_summaries,
+    )
+
+
+class _RunRows:
+    def __init__(self) -> None:
+        self.cold, self.warm, self.unfinished = StepRows(), StepRows(), StepRows()
+        self.cold_reasons: Counter[str] = Counter()
+
+
+def _run(run_id: str, device: str, rows: _RunRows) -> Run:
+    parts = (rows.cold, rows.warm, rows.unfinished)
+    window_ns, busy_ns = device_time(parts) or (None, None)
+    return Run(run_id, device, sum(map(len, parts)), _with_steps(*_cold_and_warm([rows])), window_ns, busy_ns)
+
+
+def _with_steps(*groups: Group) -> tuple[Group, ...]:
+    return tuple(group for group in groups if group.steps)
+
+
+def _cold_and_warm(runs: Sequence[_RunRows]) -> tuple[Group, Group]:
+    intervals = [step_intervals((rows.cold, rows.warm)) for rows in runs]
+    cold_reasons = sum((rows.cold_reasons for rows in runs), Counter[str]())
+    nothing = np.empty(0, np.int64)
+    return (
+        _group(
+            "cold",
+            JoinedRows([rows.cold for rows in runs]),
+            step_ns=np.concatenate([nothing, *(cold for cold, _ in intervals)]),
+            cold_reasons=dict(cold_reasons.most_common()),
+        ),
+        _group(
+            "warm",
+            JoinedRows([rows.warm for rows in runs]),
+            step_ns=np.concatenate([nothing, *(warm for _, warm in intervals)]),
+        ),
     )
 
 

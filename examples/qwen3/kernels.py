@@ -47,12 +47,12 @@ def rms_norm(out: F32, x: F32, weight: F32, eps: float) -> None:
     head. Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     groups = x.reshape(-1, weight.shape[0])
-    scale = np.einsum("ij,ij->i", groups, groups)
+    scale = np.matmul(groups[:, None, :], groups[:, :, None])[:, 0]
     scale /= np.float32(weight.shape[0])
     scale += np.float32(eps)
     np.sqrt(scale, out=scale)
     result = out.reshape(groups.shape)
-    np.divide(groups, scale[:, None], out=result)
+    np.divide(groups, scale, out=result)
     result *= weight
 
 
@@ -72,7 +72,7 @@ def rope(x: F32, cosine: F32, sine: F32, positions: I32) -> None:
     """
     half = cosine.shape[1]
     pairs = x.reshape(x.shape[0], -1, 2, half)
-    cos, sin = cosine[positions][:, None, :], sine[positions][:, None, :]
+    cos, sin = cosine.take(positions, axis=0)[:, None, :], sine.take(positions, axis=0)[:, None, :]
     first, second = pairs[:, :, 0], pairs[:, :, 1]
     turned = first * cos
     turned -= second * sin
@@ -98,16 +98,15 @@ def attention(out: F32, q: F32, keys: F32, values: F32, rows: I32, positions: I3
     the cache of KV head h // (heads / kv_heads). Source: Ainslie et al., GQA, 2023.
     """
     _, kv_heads, _, head_dim = keys.shape
-    scale = np.float32(head_dim**-0.5)
+    queries = (q * np.float32(head_dim**-0.5)).reshape(q.shape[0], kv_heads, -1, head_dim)
+    mixed = out.reshape(queries.shape)
     for index, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         length = position + 1
-        queries = q[index].reshape(kv_heads, -1, head_dim)
-        scores = np.matmul(queries, keys[row, :, :length].transpose(0, 2, 1))
-        scores *= scale
+        scores = np.matmul(queries[index], keys[row, :, :length].transpose(0, 2, 1))
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
-        np.matmul(scores, values[row, :, :length], out=out[index].reshape(queries.shape))
+        np.matmul(scores, values[row, :, :length], out=mixed[index])
 
 
 def swiglu(out: F32, gate: F32, up: F32) -> None:

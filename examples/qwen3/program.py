@@ -13,7 +13,7 @@ from async_orch import Built, Device, Slot, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import GraphOverflow
 from async_orch.graph import execute
-from examples.qwen3.config import Qwen3Config, load_config
+from examples.qwen3.config import load_config
 from examples.qwen3.decode_graph import REGIONS, DecodeGraph
 from examples.qwen3.kernels import kernel_table
 from examples.qwen3.schedule import DecodeStep
@@ -78,9 +78,8 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         capacity: int,
         keep_logits: bool = False,
         memory: SlotMemory = NATURAL,
-        config: Qwen3Config | None = None,
     ) -> None:
-        self.config = config if config is not None else load_config(folder)
+        self.config = load_config(folder)
         self.checkpoint = Checkpoint(folder, self.config)
         self.table = kernel_table()
         self.graph = DecodeGraph(self.config, self.table, batch=batch, capacity=capacity, keep_logits=keep_logits)

@@ -54,10 +54,12 @@ class TextCodec:
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``. Raises `ModelError` for an empty text."""
+        """Token ids of ``text``, none if it is empty. Raises `ModelError` for a text that is no Unicode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:  # bytes of a command line that were no UTF-8
+            raise ModelError(f"a prompt is not valid UTF-8 at character {exc.start + 1}") from exc
         ids: list[int] = self._tokenizer.encode(text).ids
-        if not ids:
-            raise ModelError("a prompt is empty; give it at least one character")
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -6,9 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import pytest
 from async_orch_backends._software_backend import SoftwareBackend
+from async_orch_backends._software_fence import PendingFence
 
 from async_orch.abc import Fence
 from tests.conformance.kit import PATIENCE_S, Gate
@@ -106,6 +108,35 @@ def test_notify_calls_exactly_once_in_a_race_with_the_end(threaded: SoftwareBack
         fence.synchronize(PATIENCE_S)
     stream.close()  # the last fence's callbacks have run when the thread is gone
     assert calls == {(attempt, who): 5 for attempt in range(50) for who in range(3)}
+
+
+def test_a_notify_that_loses_the_race_by_a_hair_still_calls() -> None:
+    """A fence that settles between notify's look and its lock has not forgotten the callback."""
+    calls: list[str] = []
+
+    class SettlesFirst:
+        """A lock whose first taker finds that the fence was settled while it waited."""
+
+        entered = False
+
+        def __enter__(self) -> None:
+            if not self.entered:
+                self.entered = True
+                fence.settle(None, 5)
+
+        def __exit__(self, *exc: object) -> None:
+            """Nothing to let go."""
+
+    class Owner:
+        lock = cast("threading.Lock", SettlesFirst())
+
+        def check_process(self) -> None:
+            """Not forked."""
+
+    fence = PendingFence(Owner(), 0)
+    fence.notify(lambda: calls.append("called"))
+    assert calls == ["called"]
+    assert fence.time_ns() == 5
 
 
 def test_a_callback_that_raises_is_reported_and_harms_nobody(

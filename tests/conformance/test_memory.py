@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from async_orch_backends.host import HostBackend
 from async_orch_backends.sim import SimBackend
 from async_orch_backends.sim_profile import SimProfile
 
+from async_orch.abc import ByteArray
 from async_orch.exceptions import DeviceError, OutOfDeviceMemory
 
 
@@ -74,19 +76,20 @@ def test_a_freed_buffer_has_neither_array_nor_address(backend: SoftwareBackend) 
         backend.create_stream("copy").copy(backend.alloc(1), buffer, 1)
 
 
-def test_memory_outlives_the_buffer_while_someone_looks_at_it(backend: SoftwareBackend) -> None:
-    """Arrays, array-interface and DLPack views taken before free or close stay readable after it."""
+@pytest.mark.parametrize("look", [lambda buffer: buffer.array[:], np.asarray, np.from_dlpack])
+def test_memory_outlives_the_buffer_while_someone_looks_at_it(
+    backend: SoftwareBackend, look: Callable[[SoftwareBuffer], ByteArray]
+) -> None:
+    """An array, array-interface or DLPack view taken before free and close stays readable after them."""
     buffer = backend.alloc(2**20)
-    buffer.array[:] = 42
     assert isinstance(buffer, SoftwareBuffer)
-    views = [buffer.array[5:], np.asarray(buffer), np.from_dlpack(buffer)]
-    address = buffer.handle
-    assert all(np.shares_memory(view, buffer.array) for view in views)
-    assert views[1].ctypes.data == address
+    buffer.array[:] = 42
+    view = look(buffer)
+    assert view.ctypes.data == buffer.handle
     buffer.free()
     backend.close()
     del buffer
-    assert all((view == 42).all() for view in views)
+    assert (view == 42).all()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="classes in Python speak the buffer protocol since 3.12")

@@ -30,19 +30,19 @@ def test_a_fence_is_never_seen_before_its_scheduled_end() -> None:
 
 
 def test_late_wake_ups_do_not_add_up() -> None:
-    """Operations enqueued together end at exact distances, whatever the thread's own lateness was."""
+    """Operations enqueued together end exactly a cost apart, however late the thread was."""
     backend = SimBackend(TIMED)
     gate, stream = Gate(), backend.create_stream("compute")
     stream.launch(gate, cost_ns=1)
     fences = []
     for _ in range(5):
-        stream.launch(lambda: None)
+        stream.launch(lambda: None, cost_ns=10 * MS)
         fences.append(stream.record())
     gate.open()
     fences[-1].synchronize(PATIENCE_S)
-    cost_ns = TIMED.launch_ns + TIMED.kernel_ns
-    distances = [later.elapsed_ns(earlier) for earlier, later in pairwise(fences)]
-    assert all(distance is not None and distance >= cost_ns for distance in distances)
+    cost_ns = TIMED.launch_ns + 10 * MS
+    distances = [later.elapsed_ns(earlier) or 0 for earlier, later in pairwise(fences)]
+    assert min(distances) == cost_ns  # a busy machine may stretch an effect beyond its cost, but hardly all four
     backend.close()
 
 

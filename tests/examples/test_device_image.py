@@ -69,6 +69,23 @@ def test_a_fresh_process_runs_the_image(tmp_path: Path) -> None:
     assert [int(word) for word in done.stdout.split()] == expected
 
 
+def test_all_images_can_be_built_before_the_first_step_runs(tmp_path: Path) -> None:
+    """A build needs no earlier step's result: images built ahead give the tokens of images built in turn."""
+    make_checkpoint(tmp_path, seed=8)
+    schedule = Schedule([[10, 11], [12, 13, 14]], 5, 64)
+    in_turn, ahead = (SerialDevice(Qwen3Decode(tmp_path, batch=2, capacity=schedule.capacity)) for _ in range(2))
+    expected = [in_turn.run(step).tokens.tolist() for step in schedule]
+    images = []
+    for step in schedule:
+        ahead.copy_in(step)
+        images.append(ahead.image.array.copy())
+    found = []
+    for image in images:
+        ahead.image.array[:] = image
+        found.append(launch(ahead))
+    assert found == expected
+
+
 def task_table(image: ByteArray) -> tuple[int, int]:
     """First byte and number of the task records, from the image's header."""
     start, count = image[64 + 2 * 16 : 64 + 3 * 16].view("<u8").tolist()

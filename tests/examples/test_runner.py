@@ -101,7 +101,8 @@ def one_line_error(capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "message"),
     [
         (("--backend", "nowhere"), "no backend 'nowhere'; installed: host, sim"),
-        (("--prompt", ""), "prompt is empty"),
+        (("--prompt", "abc", "--prompt", ""), "prompt 2 is empty"),
+        (("--log", "."), "cannot write the step log .: Is a directory; pass --log another file"),
         (("--prompt", "x" * 60), "prompt 1 is too long: 60 tokens and 5 to generate, but the model has 64"),
     ],
 )

@@ -55,10 +55,10 @@ def test_special_and_unused_ids_show_nothing(codec: TextCodec) -> None:
     assert codec.token_bytes(258) == b""
 
 
-def test_an_empty_prompt_is_refused(codec: TextCodec) -> None:
-    """A prompt without a character is refused in one line."""
-    with pytest.raises(ModelError, match="a prompt is empty"):
-        codec.encode("")
+def test_a_prompt_that_is_no_text_is_refused(codec: TextCodec) -> None:
+    """Bytes of a command line that were no UTF-8 are refused, saying where."""
+    with pytest.raises(ModelError, match="not valid UTF-8 at character 2"):
+        codec.encode(b"a\xff".decode(errors="surrogateescape"))
 
 
 def test_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -111,3 +111,12 @@ def test_inferred_dependencies_count_against_max_fanin() -> None:
         builder.task("touch", operand)
     with pytest.raises(GraphOverflow, match=r"fanin: 0 used, 1 available, 2 more requested by inferred dependencies"):
         builder.finish()
+
+
+def test_the_kept_answer_does_not_serve_for_other_bytes() -> None:
+    """The same calls on tensors that lie elsewhere, and no longer overlap, get dependencies of their own."""
+    builder = make_builder()
+    overlapping: list[list[Access]] = [[("a", 0, 4, True)], [("a", 2, 4, True)]]
+    disjoint: list[list[Access]] = [[("a", 0, 4, True)], [("a", 8, 4, True)]]
+    assert build(builder, [(touched, set()) for touched in overlapping]) == [set(), {0}]
+    assert build(builder, [(touched, set()) for touched in disjoint]) == [set(), set()]

@@ -90,9 +90,7 @@ def _describe() -> dict[str, Any]:
         "schema": 1,
         "command": COMMAND,
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
-        "checkpoint_sha256": {
-            name: hashlib.sha256((CHECKPOINT / name).read_bytes()).hexdigest() for name in files
-        },
+        "checkpoint_sha256": {name: hashlib.sha256((CHECKPOINT / name).read_bytes()).hexdigest() for name in files},
         "dtype": "float32",
         "new_tokens": NEW_TOKENS,
     }

@@ -65,7 +65,7 @@ def check(line: bytes) -> list[Record]:
     summarize(records)  # takes whatever the reader lets through
     reading = reader.reading
     assert reading.records == len(records)
-    if line.strip():
+    if line.removeprefix(b"\xef\xbb\xbf").strip():
         assert records or reading.skipped or reading.other_events
     for record in records:
         if isinstance(record, HostOrch):
@@ -103,9 +103,9 @@ def test_mutated_lines_are_read_whole_or_skipped() -> None:
     """Over many thousand mutations, every record read stands in the text, and every other line is counted."""
     rng = random.Random(20260804)
     outcomes = {True: 0, False: 0}
-    for _ in range(4_000):
+    for _ in range(2_500):
         outcomes[bool(check(mutate(rng.choice(SEEDS), rng)))] += 1
-    assert min(outcomes.values()) > 300  # both ways were taken, so the mutations are neither too weak nor too strong
+    assert min(outcomes.values()) > 200  # both ways were taken, so the mutations are neither too weak nor too strong
 
 
 @settings(max_examples=200)

@@ -191,6 +191,7 @@ def test_compressed_or_recoded_file_is_named(start: bytes, word: str | None) -> 
 def test_byte_order_mark_is_no_part_of_the_first_line() -> None:
     """A UTF-8 file that an editor saved with a byte order mark reads like one without."""
     assert read_bytes(b"\xef\xbb\xbf" + encode_line(step_record()))[0] == [step_record()]
+    assert read_bytes(b"\xef\xbb\xbf")[1].skipped == {}
 
 
 class _Dripping(io.BytesIO):

@@ -132,6 +132,22 @@ def test_step_intervals_and_device_time_equal_a_plain_loop() -> None:
         assert found.p50 == plain_percentile(intervals[cold], 50)
 
 
+def test_runs_are_kept_apart_and_joined() -> None:
+    """Each run has groups of its own, equal to those of a log of that run alone; the log's groups join them."""
+    steps = random_steps(200)
+    summary = summarize(steps)
+    for run in summary.runs:
+        alone = summarize(step for step in steps if step.run_id == run.run_id)
+        assert run.groups == alone.groups
+        assert alone.runs == (run,)
+    for joined in summary.groups:
+        parts = [found for run in summary.runs for found in run.groups if found.name == joined.name]
+        assert len(parts) == 2
+        assert joined.steps == sum(part.steps for part in parts)
+        for name, figure in joined.figures.items():
+            assert figure.sum == sum(part.figures[name].sum for part in parts)
+
+
 def test_failed_and_cancelled_steps_are_counted_and_left_out() -> None:
     """Steps that did not run to their end are counted by event; a log of nothing else has no group."""
     summary = summarize([step_record(event="step.failed"), step_record(event="step.cancelled"), step_record(seq=1)])

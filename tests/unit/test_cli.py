@@ -69,6 +69,26 @@ def test_steps_are_shown_cold_and_warm_apart(capsys: pytest.CaptureFixture[str])
     assert all(line == line.rstrip() for line in out.splitlines())
 
 
+def test_runs_are_shown_apart_with_their_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of several runs, one a mode as the decode runner writes it, has a table for each, never their blend."""
+    log = tmp_path / "modes.jsonl"
+    opened = '{{"event":"orchestrator.opened","schema":1,"run_id":"{0}","config":{{"mode":"{0}"}}}}\n'
+    with log.open("wb") as file:
+        for mode, alloc_ns in (("naive", 90_000_000), ("pipelined", 0)):
+            file.write(opened.format(mode).encode())
+            for seq in range(3):
+                file.write(encode_line(step_record(seq=seq, run_id=mode, alloc_ns=alloc_ns)))
+    assert main(["analyze", str(log)]) == 0
+    naive, pipelined = capsys.readouterr().out.split("run ")[1:]
+    assert naive.startswith("naive on sim:instant, naive: 3 steps")
+    assert "verdict: allocation bound" in naive
+    assert pipelined.startswith("pipelined on sim:instant, pipelined: 3 steps")
+    assert "verdict: device bound" in pipelined
+    assert main(["analyze", str(log), "--format", "json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["mode"], run["groups"][0]["steps"]) for run in runs] == [("naive", 3), ("pipelined", 3)]
+
+
 def test_contradiction_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A printed bandwidth that does not fit is reported beside the one that does."""
     log = tmp_path / "odd.log"
