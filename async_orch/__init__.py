@@ -11,6 +11,7 @@ from async_orch._registry import available_backends, open_backend
 from async_orch._reopening import Reopened
 from async_orch._ring import Lease
 from async_orch._slot import Slot
+from async_orch._slot_ring import SlotRing
 from async_orch._statistics import Statistics
 from async_orch._timings import StepTimings
 from async_orch.exceptions import OrchError
@@ -28,6 +29,7 @@ __all__ = [
     "StepResult",
     "StepTimings",
     "Slot",
+    "SlotRing",
     "Lease",
     "Statistics",
     "Reopened",

@@ -127,7 +127,7 @@ class BuildStage(Stage):
         """Staging that a finished copy gives back; asks for a wake-up at the next one if there is none."""
         h2d = self.pipeline.h2d
         if h2d.reclaim():
-            return self.pipeline.staging.acquire()
+            return self.pipeline.staging.acquire_as(Lease)
         h2d.watch_oldest()
         return None
 

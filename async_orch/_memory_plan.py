@@ -24,15 +24,12 @@ class SlotClass:
 
     __slots__ = ("memories", "ring", "sizes")
 
-    def __init__(self, sizes: SlotSizes, count: int, on_free: Callable[[SlotMemory], None] | None) -> None:
-        memories = self.memories = [SlotMemory() for _ in range(count)]
+    def __init__(
+        self, sizes: SlotSizes, count: int, on_free: Callable[[SlotMemory], None] | None, *, fifo: bool
+    ) -> None:
+        self.memories = [SlotMemory() for _ in range(count)]
         self.sizes = sizes
-
-        def freed(index: int) -> None:
-            if on_free is not None:
-                on_free(memories[index])
-
-        self.ring: Ring[SlotMemory] = Ring(self.memories, on_free=None if on_free is None else freed)
+        self.ring: Ring[SlotMemory] = Ring(self.memories, fifo=fifo, on_free=on_free)
 
 
 class MemoryPlan:
@@ -49,6 +46,9 @@ class MemoryPlan:
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
         self.step_path_allocs = 0
+        self._fifo = backend.reuse_order == "fifo"
+        # Only test backends want to know; the others must not pay for a call a step.
+        self._tells_released = type(backend).released is not Backend.released
         needed = SlotSizes()
         for runtime in runtimes:
             needed = needed.or_larger(runtime.sizes)
@@ -59,9 +59,10 @@ class MemoryPlan:
         self._staging_count = staging_count
 
     def _make_classes(self, config: OrchestratorConfig, needed: SlotSizes) -> list[SlotClass]:
-        free = SlotMemory.free_device if self.naive else None
+        fifo = self._fifo
+        on_free = self._slot_freed if self.naive or self._tells_released else None
         if not config.slot_classes:
-            return [SlotClass(needed, config.slots, free)]
+            return [SlotClass(needed, config.slots, on_free, fifo=fifo)]
         # Feed and output are alike in all classes: their pinned buffers are small, and every program may need them.
         common = {"feed_nbytes": needed.feed_nbytes, "output_nbytes": needed.output_nbytes}
         sizes = [(sizes_of(spec)._replace(**common), count) for spec, count in config.slot_classes]
@@ -70,7 +71,7 @@ class MemoryPlan:
             raise ConfigurationError(
                 f"slot_classes are too small: the largest has {largest}, but the programs' slots need {needed}"
             )
-        return [SlotClass(size, count, free) for size, count in sizes]
+        return [SlotClass(size, count, on_free, fifo=fifo) for size, count in sizes]
 
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
@@ -81,7 +82,8 @@ class MemoryPlan:
             self.staging.items.append(staging[-1])
             self._backend.touch(buffer)
             self._make_views(staging[-1])
-        self.staging = Ring(staging)
+        on_free = self._staging_freed if self._tells_released else None
+        self.staging = Ring(staging, fifo=self._fifo, on_free=on_free)
         total = sum(len(c.memories) for c in self.classes)
         count = 0
         for slot_class in self.classes:
@@ -101,6 +103,16 @@ class MemoryPlan:
     def _make_views(self, staging: Staging) -> None:
         array = staging.buffer.array
         staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self._runtimes]
+
+    def _slot_freed(self, memory: SlotMemory) -> None:
+        if self._tells_released:
+            for buffer in memory.buffers():
+                self._backend.released(buffer)
+        if self.naive:
+            memory.free_device()
+
+    def _staging_freed(self, staging: Staging) -> None:
+        self._backend.released(staging.buffer)
 
     def class_of(self, step: Step) -> SlotClass:
         """The smallest class that a step fits in; the largest if none does (it must grow then)."""

@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -50,6 +50,26 @@ class Orchestrator(Generic[StepT, ResultT]):
     `OrchestratorConfig`, as keywords or as ``config``. Raises `ConfigurationError` or `TypeError` here, before
     anything is opened.
     """
+
+    @overload
+    def __init__(
+        self,
+        program: StepProgram[StepT, ResultT] | EngineProgram[StepT, ResultT],
+        backend: str | Backend = "host",
+        *,
+        config: OrchestratorConfig | None = None,
+        **options: Unpack[OrchestratorOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Orchestrator[Any, Any],
+        program: Mapping[str, Any],
+        backend: str | Backend = "host",
+        *,
+        config: OrchestratorConfig | None = None,
+        **options: Unpack[OrchestratorOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -316,7 +336,13 @@ class Orchestrator(Generic[StepT, ResultT]):
 
     # -- between steps -------------------------------------------------------------------------------------
 
-    async def barrier(self, fn: Callable[[], T | Awaitable[T]], *, rebuild: bool = False) -> T:
+    @overload
+    async def barrier(self, fn: Callable[[], Awaitable[T]], *, rebuild: bool = False) -> T: ...
+
+    @overload
+    async def barrier(self, fn: Callable[[], T], *, rebuild: bool = False) -> T: ...
+
+    async def barrier(self, fn: Callable[[], Any], *, rebuild: bool = False) -> Any:
         """Run ``fn``, sync or async, after every earlier step is over and before any later one is launched.
 
         With ``rebuild=True`` later steps are not built before it either. It may allocate. Its exception comes out

@@ -23,7 +23,7 @@ class Ring(Generic[ItemT]):
     """A fixed set of buffers, handed out first-in first-out (or last-in first-out, which shows early reuse).
 
     An index is in exactly one of four places: free, leased, parked until its fences are done, quarantined.
-    ``on_free(index)`` is called whenever a buffer has come back for good, before it can be leased again.
+    ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
     __slots__ = ("_fifo", "_free", "_generations", "_on_free", "_parked", "_quarantined", "items")
@@ -33,7 +33,7 @@ class Ring(Generic[ItemT]):
         items: Sequence[ItemT],
         *,
         fifo: bool = True,
-        on_free: Callable[[int], None] | None = None,
+        on_free: Callable[[ItemT], None] | None = None,
     ) -> None:
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
@@ -43,12 +43,8 @@ class Ring(Generic[ItemT]):
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
-    def acquire(self) -> Lease[ItemT] | None:
-        """A lease of a free buffer, None if there is none."""
-        return self.acquire_as(Lease)
-
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
-        """As `acquire`, with a subclass of `Lease`."""
+        """A lease, of the given class, of a free buffer; None if there is none."""
         free = self._free
         if not free:
             return None
@@ -73,12 +69,12 @@ class Ring(Generic[ItemT]):
                 self._parked[index] = pending
                 return
         if self._on_free is not None:
-            self._on_free(index)
+            self._on_free(self.items[index])
         self._free.append(index)
 
     def _put_back(self, index: int) -> None:
         if self._on_free is not None:
-            self._on_free(index)
+            self._on_free(self.items[index])
         self._free.append(index)
 
     def poll(self) -> bool:

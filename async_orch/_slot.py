@@ -104,6 +104,11 @@ class SlotMemory:
             self.output_view = larger.output_view
         self.sizes = sizes.or_larger(self.sizes)
 
+    def buffers(self) -> list[Buffer]:
+        """The parts that exist."""
+        parts = (self.image, self.workspace, self.feed, self.output, self.feed_host, self.output_host)
+        return [part for part in parts if part is not None]
+
     def free_device(self) -> None:
         """Give the device parts back; the pinned ones stay."""
         for part in _DEVICE_PARTS:

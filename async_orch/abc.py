@@ -165,9 +165,7 @@ class Stream(ABC):
     name: str
 
     @abstractmethod
-    def copy(
-        self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0
-    ) -> None:
+    def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
         """Enqueue a copy of ``nbytes`` bytes; the buffers' memory spaces give the direction.
 
         Neither buffer may be freed, nor the source changed, before a fence recorded after the copy is done.
@@ -268,10 +266,6 @@ class Backend(ABC):
         Called on the loop's thread after the last fence of the buffer's user. Does nothing by default; test backends
         scribble over the buffer, so that whoever still reads it shows.
         """
-
-    def close_stream(self, stream: Stream) -> None:
-        """Close a stream from `create_stream`; streams adopted from the caller are left as they are."""
-        stream.close()
 
     def clock_ns(self) -> int:
         """The clock of all records; CLOCK_MONOTONIC unless the device keeps virtual time."""

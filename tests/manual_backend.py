@@ -118,6 +118,14 @@ class ManualStream(Stream):
     def synchronize(self, timeout_s: float | None = None) -> None:
         self.run()
 
+    def lose(self, error: BaseException) -> None:
+        """Every fence that is pending on the compute stream fails with ``error``."""
+        ops = list(self.compute.ops)
+        self.compute.ops.clear()
+        for kind, payload in ops:
+            if kind == "record":
+                payload.finish(error)
+
     def close(self) -> None:
         self.closed = True
 
@@ -197,6 +205,14 @@ class ManualBackend(Backend):
     def create_stream(self, name: str) -> Stream:
         stream = self.streams[name] = ManualStream(name)
         return stream
+
+    def lose(self, error: BaseException) -> None:
+        """Every fence that is pending on the compute stream fails with ``error``."""
+        ops = list(self.compute.ops)
+        self.compute.ops.clear()
+        for kind, payload in ops:
+            if kind == "record":
+                payload.finish(error)
 
     def close(self) -> None:
         self.closed = True

@@ -80,7 +80,7 @@ async def test_only_the_feed_waits_build_and_copy_run_ahead() -> None:
             leased_at_feed.append(orch.statistics().slots_leased)
             return original(step, previous, view)
 
-        orch._opened.runtimes["default"].feed = feed  # type: ignore[union-attr]  # noqa: SLF001
+        orch._opened.runtimes["default"].feed = feed  # type: ignore[union-attr]
         second = await orch.submit(2, after=first)
         assert program.order == ["build 1", "launch 1", "build 2"]
         assert second.status == "acquired"

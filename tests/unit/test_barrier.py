@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import anyio
@@ -83,7 +84,8 @@ async def test_calling_back_into_the_orchestrator_raises(call: str) -> None:
     async with Orchestrator(Square(), "sim:instant") as orch:
 
         async def back() -> None:
-            arguments = {"drain": [], "barrier": [lambda: None], "map": [[1]]}.get(call, [1])
+            special: dict[str, list[Any]] = {"drain": [], "barrier": [lambda: None], "map": [[1]]}
+            arguments = special.get(call, [1])
             value = getattr(orch, call)(*arguments)
             if call not in ("submit_nowait", "map"):
                 await value
@@ -145,10 +147,10 @@ async def test_a_lost_device_wakes_who_waits_for_a_barrier() -> None:
     """Nobody hangs in barrier() when the device is gone."""
     backend = ManualBackend()
     async with Orchestrator(Square(), backend, drain_timeout_s=0.05) as orch:
-        handle = await orch.submit(1)
+        await orch.submit(1)
         barrier = asyncio.ensure_future(orch.barrier(lambda: None))
         await blocked()
-        handle._step.output_done.finish(DeviceLost("gone"))  # noqa: SLF001
+        backend.lose(DeviceLost("gone"))
         with pytest.raises(DeviceLost):
             await barrier
 
@@ -158,5 +160,5 @@ async def test_two_barriers_in_two_tasks_with_nothing_in_flight() -> None:
     order: list[int] = []
     async with Orchestrator(Square(), "host") as orch, anyio.create_task_group() as tasks:
         for i in range(2):
-            tasks.start_soon(orch.barrier, lambda i=i: order.append(i))
+            tasks.start_soon(orch.barrier, partial(order.append, i))
     assert order == [0, 1]

@@ -20,7 +20,7 @@ LAYERS = [
     {"exceptions"},
     {"abc"},
     {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_device", "logs"},
-    {"_config", "_slot", "_step"},
+    {"_config", "_slot", "_step", "_slot_ring"},
     {"_program", "_timings", "_handle"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_programs", "_targets"},

@@ -73,7 +73,7 @@ async def test_a_device_that_cannot_be_reset_stays_lost() -> None:
     backend = ManualBackend()
     async with Orchestrator(Square(), backend, drain_timeout_s=0.05) as orch:
         handle = await orch.submit(1)
-        handle._step.output_done.finish(DeviceLost("gone"))  # noqa: SLF001
+        backend.lose(DeviceLost("gone"))
         with pytest.raises(DeviceLost):
             await handle
         with pytest.raises(DeviceLost, match="cannot be reset in this process"):

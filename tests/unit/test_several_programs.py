@@ -98,7 +98,10 @@ async def test_programs_share_resident_memory_by_name() -> None:
 
 async def test_each_step_gets_the_smallest_class_it_fits_in() -> None:
     """Small and large steps have rings of their own; order of launch stays that of submission."""
-    classes = ((SlotSpec(image_nbytes=100, workspace_nbytes=10), 2), (SlotSpec(image_nbytes=1000, workspace_nbytes=100), 1))
+    classes = (
+        (SlotSpec(image_nbytes=100, workspace_nbytes=10), 2),
+        (SlotSpec(image_nbytes=1000, workspace_nbytes=100), 1),
+    )
     backend = ManualBackend()
     async with Orchestrator(Variable(), backend, slot_classes=classes) as orch:
         assert orch.statistics().slots_total == 3

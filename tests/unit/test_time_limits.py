@@ -96,7 +96,7 @@ async def test_a_settled_step_leaves_no_timer() -> None:
     async with Orchestrator(Square(), "sim:instant") as orch:
         await orch.run(1, timeout_s=3600)
         loop: Any = asyncio.get_running_loop()
-        assert not [t for t in loop._scheduled if not t.cancelled() and "_expire" in repr(t)]  # noqa: SLF001
+        assert not [t for t in loop._scheduled if not t.cancelled() and "_expire" in repr(t)]
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", True])
