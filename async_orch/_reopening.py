@@ -41,6 +41,7 @@ async def reopen(opened: Opened) -> Reopened:
         raise MisuseError("reopen() is for a lost device; this one is not lost")
     lost_steps = old.lost_steps
     resident = opened.device.resident_nbytes
+    abandoned = 0
     with anyio.CancelScope(shield=True):
         # A reset ends what still hangs on the device, so that its fences come.
         usable = opened.backend.reset()

@@ -118,14 +118,6 @@ class ManualStream(Stream):
     def synchronize(self, timeout_s: float | None = None) -> None:
         self.run()
 
-    def lose(self, error: BaseException) -> None:
-        """Every fence that is pending on the compute stream fails with ``error``."""
-        ops = list(self.compute.ops)
-        self.compute.ops.clear()
-        for kind, payload in ops:
-            if kind == "record":
-                payload.finish(error)
-
     def close(self) -> None:
         self.closed = True
 

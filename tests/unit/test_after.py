@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from async_orch import Orchestrator, Slot, SlotSpec, StepHandle, StepProgram
+from async_orch._step import Step
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import (
     BuildError,
@@ -250,10 +252,6 @@ def test_feed_and_its_size_go_together() -> None:
 
 async def test_a_long_chain_keeps_no_earlier_step_alive() -> None:
     """A thousand steps, each after the one before, hold no chain of steps (promise 5)."""
-    import gc
-
-    from async_orch._step import Step
-
     async with Orchestrator(Sums(), "sim:instant") as orch:
         handle = await orch.submit(0)
         for _ in range(1000):

@@ -65,8 +65,8 @@ async def test_use_after_fork_says_so() -> None:
                 answer = repr(exc).encode()
             os.write(write_end, answer)
             os._exit(0)
-        os.waitpid(pid, 0)
         assert b"opened before a fork" in os.read(read_end, 4096)
+        await asyncio.to_thread(os.waitpid, pid, 0)
         os.close(read_end)
         os.close(write_end)
 

@@ -52,7 +52,7 @@ class Engine(EngineProgram[int, int]):
         return prepared
 
     def reclaim(self, pending: Any, timeout_s: float) -> int:
-        step, index = pending
+        step, index = int(pending[0]), pending[1]
         if self.gate is not None and not self.gate.wait(timeout_s):
             raise TimeoutError(f"no answer within {timeout_s} s")
         if self.buffers[index] != step:

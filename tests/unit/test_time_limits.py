@@ -250,7 +250,7 @@ async def test_wrong_retries_are_refused() -> None:
     async with Orchestrator({"once": Once(), "hooked": Hooked()}, "sim:instant") as orch:
         with pytest.raises(ConfigurationError, match="retries=-1 must be >= 0"):
             await orch.submit(1, program="hooked", retries=-1)
-        with pytest.raises(TypeError, match="retries must be an int, got 1.5"):
+        with pytest.raises(TypeError, match=r"retries must be an int, got 1\.5"):
             await orch.submit(1, program="hooked", retries=1.5)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="program 'once' says that it is not repeatable"):
             await orch.submit(1, program="once", retries=1)
