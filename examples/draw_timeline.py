@@ -98,7 +98,8 @@ def as_text(runs: Sequence[Run], window_ns: int, columns: int = 80) -> str:
             if bars:
                 lines.append(f"  {lane:6} {''.join(cells)}")
         lines.append("")
-    return "\n".join(lines) + f"one character is {window_ns / columns / 1e6:g} ms\n"
+    lines.append(f"one character is {window_ns / columns / 1e6:g} ms")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(bars: Sequence[Bar], start_ns: int, end_ns: int) -> str:
