@@ -63,7 +63,7 @@ class Pipeline:
         self.new_future = loop.create_future
         self.config = config
         self.backend = backend
-        self.now = backend.clock_ns
+        self.now = backend.clock_source()
         self.copy_stream, self.compute_stream = streams
         self.memory = memory
         self.staging = memory.staging
@@ -122,7 +122,7 @@ class Pipeline:
                     moved = True
                 if admission.waiting and admission.admit():
                     moved = True
-                if barriers:
+                if barriers.standing:
                     barriers.look()
                 if not moved and not self._again:
                     break
@@ -179,6 +179,9 @@ class Pipeline:
         if slot is None:
             return
         step.slot = None
+        if not fences and not slot.holds:
+            slot.release()
+            return
         pending = [f for f in (*fences, *slot.holds) if f is not None and not f.query()]
         slot.release(*pending)
         for fence in pending:
