@@ -19,8 +19,10 @@ from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
 from async_orch._retire import RetireStage
+from async_orch._ring import Lease
 from async_orch._settling import Settling
-from async_orch._step import Step
+from async_orch._slot import Slot
+from async_orch._step import ACQUIRED, BUILDING, BUILT, Step
 from async_orch._transfer import AcquireStage, H2DStage
 from async_orch._watchdog import FenceWatchdog
 from async_orch._workers import WorkerPool
@@ -63,7 +65,7 @@ class Pipeline:
         self.new_future = loop.create_future
         self.config = config
         self.backend = backend
-        self.now = backend.clock_ns
+        self.now = backend.clock_source()
         self.copy_stream, self.compute_stream = streams
         self.memory = memory
         self.staging = memory.staging
@@ -92,8 +94,69 @@ class Pipeline:
         self._pumping = False
         self._again = False
         self._turn_end_ns = 0
+        # Steps that need a thread, a size class, an allocation or the end of another step take the queues.
+        self._slots = memory.classes[0].ring
+        self._express = (
+            not self.serial
+            and len(memory.classes) == 1
+            and config.build_in == "inline"
+            and config.launch_in == "inline"
+            and config.collect_in == "inline"
+            and not any(runtime.slot_at_build for runtime in memory.runtimes)
+        )
 
     # -- moving --------------------------------------------------------------------------------------------
+
+    def start(self, step: Step) -> None:
+        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues.
+
+        The express way is the same five stages called one after the other, without a look at queues that are empty.
+        """
+        if (
+            self._express
+            and step.extras is None
+            and not self._pumping
+            and not (self.build.queue or self.acquire.queue or self.h2d.queue or self.launch.queue)
+            and not self.barriers.standing
+            and self._slots.free
+            and (self.staging.free or not step.program.image_nbytes)
+        ):
+            self._pumping = True
+            try:
+                self._run_express(step)
+            finally:
+                self._pumping = False
+            if self._again or self.retire.queue or self.admission.waiting or self._conditions:
+                self.pump()
+        else:
+            self.admission.enqueue(step)
+            self.pump()
+
+    def _run_express(self, step: Step) -> None:
+        program, retire = step.program, self.retire
+        view: object = None
+        if program.image_nbytes:
+            lease = step.staging = self.staging.acquire_as(Lease)
+            if lease is not None:
+                view = self.staging.items[lease.index].views[program.index]
+        step.state = BUILDING
+        step.build_start_ns = step.accept_ns
+        self.build.build_inline(step, view)
+        if step.state != BUILT:
+            return
+        slot = step.slot = self._slots.acquire_as(Slot)
+        if slot is None:
+            return
+        step.slot_index, step.generation = slot.index, slot.generation
+        slot.fixed_image = program.fixed_image
+        step.state = ACQUIRED
+        step.acquire_ns = step.acquire_start_ns
+        if (step.staging is None or self.h2d.copy(step)) and self.launch.launch(step):
+            fence = step.output_done
+            if fence is not None and fence.query() and not retire.queue:
+                retire.retire(step)
+            else:
+                retire.queue.append(step)
 
     def pump(self) -> None:
         """Move every step as far as it can go now. A call from inside a hook asks for another round."""
@@ -122,7 +185,7 @@ class Pipeline:
                     moved = True
                 if admission.waiting and admission.admit():
                     moved = True
-                if barriers:
+                if barriers.standing:
                     barriers.look()
                 if not moved and not self._again:
                     break
@@ -179,6 +242,9 @@ class Pipeline:
         if slot is None:
             return
         step.slot = None
+        if not fences and not slot.holds:
+            slot.release()
+            return
         pending = [f for f in (*fences, *slot.holds) if f is not None and not f.query()]
         slot.release(*pending)
         for fence in pending:
