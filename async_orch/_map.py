@@ -161,7 +161,10 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.error = exc
                     return
             try:
-                handle = submit(self._held[0], program=window.program, after=window.last)
+                if window.chain or window.program is not None:
+                    handle = submit(self._held[0], program=window.program, after=window.last)
+                else:
+                    handle = submit(self._held[0])
             except anyio.WouldBlock:
                 return
             self._held.clear()

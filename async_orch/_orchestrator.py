@@ -24,6 +24,7 @@ from async_orch._program import StepProgram
 from async_orch._programs import named_programs
 from async_orch._reopening import Reopened, reopen
 from async_orch._statistics import Statistics, statistics_of
+from async_orch._step import Step
 from async_orch._submission import new_step
 from async_orch.abc import Backend, Fence
 from async_orch.exceptions import MisuseError, OrchestratorClosed, StepCancelled
@@ -218,7 +219,17 @@ class Orchestrator(Generic[StepT, ResultT]):
         admission = opened.pipeline.admission
         if not admission.has_room():
             raise anyio.WouldBlock
-        accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
+        if (
+            step_id is None
+            and program is None
+            and after is None
+            and opened.plain is not None
+            and not (wait_for or retries or timeout_s is not None)
+        ):
+            pipeline = opened.pipeline
+            accepted = Step(pipeline, opened.plain, step, None, attrs, pipeline.now())
+        else:
+            accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
         admission.accept(accepted)
         return StepHandle(accepted)
 
