@@ -260,16 +260,17 @@ class Orchestrator(Generic[StepT, ResultT]):
         opened = self._ready()
         accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
         if self.turn_used_up(accepted.submit_ns):
+            submit_ns = accepted.submit_ns
             await asyncio.sleep(0)
-            self._ready()
+            # Others had a turn: a name may be taken, and a reopened device has another pipeline.
+            accepted = new_step(self._ready(), step, step_id, program, after, wait_for, timeout_s, retries, attrs)
+            accepted.submit_ns = submit_ns
         pipeline = accepted.pipeline
         if pipeline.admission.has_room():
             pipeline.admission.accept(accepted)
             return StepHandle(accepted)
-        future = pipeline.new_future()
-        pipeline.admission.waiting.append((future, accepted))
         try:
-            await future
+            await pipeline.admission.join(accepted)
         except BaseException:
             if accepted.seq >= 0:
                 pipeline.settling.cancel(accepted)
@@ -277,6 +278,7 @@ class Orchestrator(Generic[StepT, ResultT]):
                 pipeline.admission.forget(accepted)
             raise
         if accepted.seq < 0:
+            pipeline.admission.forget(accepted)
             raise fresh_error(pipeline.admission.refusal)
         return StepHandle(accepted)
 
