@@ -12,7 +12,7 @@ from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import BUILDING, BUILT, SETTLED, UNKNOWN, Step
 from async_orch._workers import WorkerPool
-from async_orch.exceptions import BuildError, OrchError, PipelineFailed, StepTimeout
+from async_orch.exceptions import BuildError, OrchError, StepTimeout
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
@@ -244,27 +244,10 @@ class BuildStage(Stage):
         if job is None or pool is None:
             return
         job.abandoned = True
-        pipeline, memory = self.pipeline, self.pipeline.memory
         step.staging = None
         step.slot = None
-        if job.lease is not None:
-            pipeline.staging.quarantine(job.lease)
-        if job.slot is not None:
-            memory.class_of(step).ring.quarantine(job.slot)
-        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
-            text = f"max_quarantined={pipeline.config.max_quarantined} buffers are lost to hooks that do not return"
-            pipeline.settling.fail(PipelineFailed(text))
-            return
-        pipeline.counts.replaced += 1
-        try:
-            if job.lease is not None:
-                memory.replace_staging()
-            if job.slot is not None:
-                memory.replace_slot(memory.class_of(step))
-        except OrchError as exc:
-            pipeline.settling.fail(PipelineFailed(f"a quarantined buffer could not be replaced: {exc}"), exc)
-            return
-        pool.replace_thread()
+        if self.pipeline.quarantine.take(job.lease, job.slot):
+            pool.replace_thread()
 
     # -- the outcome ---------------------------------------------------------------------------------------
 

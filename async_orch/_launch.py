@@ -204,19 +204,25 @@ class LaunchStage(Stage):
         if not program.launched:
             program.launched = True
             step.cold_reason = "first_launch"
+        pipeline, lost = self.pipeline, None
         fence, step.output_done = step.output_done, None
         if fence is None:
-            self.lose_slot(step)
+            lost, step.slot = step.slot, None
         else:
-            self.pipeline.release_slot(step, fence)
-        step.device_start = step.device_end = None
+            # The copy's fence too: the compute stream may have failed before it waited for the copy.
+            pipeline.release_slot(step, fence, step.copy_end)
+        step.copy_end = step.device_start = step.device_end = None
         if step.state == SETTLED:
             # Cancelled while its launch ran: its record was left to us.
-            if self.pipeline.sink is not None:
-                self.pipeline.sink(step)
-            self.pipeline.settling.detached_ended(step)
-            return
-        # It did not get to the device: settled and recorded at once.
-        self.pipeline.on_device -= 1
-        step.state = ACQUIRED
-        self.fail_step(step, LaunchError, failed.what, failed.cause)
+            if pipeline.sink is not None:
+                pipeline.sink(step)
+            pipeline.settling.detached_ended(step)
+            if isinstance(failed.cause, DeviceLost):
+                pipeline.settling.device_lost(step, failed.cause)
+        else:
+            # It did not get to the device: settled and recorded at once.
+            pipeline.on_device -= 1
+            step.state = ACQUIRED
+            self.fail_step(step, LaunchError, failed.what, failed.cause)
+        if lost is not None:
+            pipeline.quarantine.take(None, lost)

@@ -19,6 +19,7 @@ from async_orch._express import ExpressWay
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
+from async_orch._quarantine import Quarantine
 from async_orch._retire import RetireStage
 from async_orch._settling import Settling
 from async_orch._step import Step
@@ -83,6 +84,7 @@ class Pipeline:
         self.lost_steps = 0
         self.admission = Admission(self)
         self.settling = Settling(self)
+        self.quarantine = Quarantine(self)
         self.barriers = Barriers(self)
         self.build = BuildStage(self)
         self.acquire = AcquireStage(self)

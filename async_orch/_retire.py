@@ -18,7 +18,6 @@ from async_orch.exceptions import (
     LaunchError,
     OrchError,
     OutputEscaped,
-    PipelineFailed,
     StepError,
     StepTimeout,
 )
@@ -238,8 +237,7 @@ class RetireStage(Stage):
         self.collecting = None
         job.abandoned = True
         self.queue.popleft()
-        slot_class = pipeline.memory.class_of(step)
-        self.lose_slot(step)
+        slot, step.slot = step.slot, None
         step.retire_end_ns = pipeline.now()
         limit_s = pipeline.config.collect_timeout_s
         text = f"step {step.step_id!r} (seq {step.seq}): collect did not return within collect_timeout_s={limit_s} s"
@@ -249,16 +247,8 @@ class RetireStage(Stage):
         else:
             error = StepTimeout(text, stage="retire", step_id=step.step_id, seq=step.seq)
             pipeline.settling.drop(step, "failed", error)
-        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
-            limit = pipeline.config.max_quarantined
-            pipeline.settling.fail(PipelineFailed(f"max_quarantined={limit} buffers are lost to hooks that hang"))
-        else:
-            pipeline.counts.replaced += 1
-            try:
-                pipeline.memory.replace_slot(slot_class)
-                pool.replace_thread()
-            except OrchError as exc:
-                pipeline.settling.fail(PipelineFailed(f"a quarantined slot could not be replaced: {exc}"), exc)
+        if pipeline.quarantine.take(None, slot):
+            pool.replace_thread()
         pipeline.pump()
 
     # -- the other outcomes --------------------------------------------------------------------------------
@@ -298,7 +288,16 @@ class RetireStage(Stage):
         self.fail_step(step, kind, what, cause)
 
     def read_clocks(self, step: Step) -> None:
-        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with."""
+        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with.
+
+        A time that the driver cannot give is unknown; the step is none the worse for it.
+        """
+        try:
+            self._read_clocks(step)
+        except OrchError:
+            step.copy_start = step.device_start = step.d2d_start = None
+
+    def _read_clocks(self, step: Step) -> None:
         copy_start, copy_end = step.copy_start, step.copy_end
         if copy_start is not None and copy_end is not None:
             started, ended = copy_start.time_ns(), copy_end.time_ns()

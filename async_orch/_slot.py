@@ -8,7 +8,7 @@ from async_orch._ring import Lease, Ring
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, StaleLease
 
-__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging"]
+__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging", "touched"]
 
 
 class SlotSizes(NamedTuple):
@@ -40,6 +40,16 @@ class SlotSizes(NamedTuple):
 _DEVICE_PARTS = ("image", "workspace", "feed", "output")
 
 
+def touched(backend: Backend, buffer: Buffer) -> Buffer:
+    """``buffer``, touched; if that fails it is freed."""
+    try:
+        backend.touch(buffer)
+    except BaseException:
+        buffer.free()
+        raise
+    return buffer
+
+
 class SlotMemory:
     """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output."""
 
@@ -58,11 +68,9 @@ class SlotMemory:
     def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
         """Allocate and touch the pinned parts."""
         if sizes.feed_nbytes:
-            self.feed_host = backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host")
-            backend.touch(self.feed_host)
+            self.feed_host = touched(backend, backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host"))
         if sizes.output_nbytes:
-            self.output_host = backend.alloc_host(sizes.output_nbytes, name="slot.output_host")
-            backend.touch(self.output_host)
+            self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
             self.output_view = self.output_host.array.view()
             self.output_view.flags.writeable = False
 
@@ -72,8 +80,7 @@ class SlotMemory:
         try:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
                 if nbytes:
-                    fresh[part] = backend.alloc(nbytes, name=f"slot.{part}")
-                    backend.touch(fresh[part])
+                    fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
         except BaseException:
             for buffer in fresh.values():
                 buffer.free()
