@@ -25,6 +25,7 @@ class BuildJob:
 
     __slots__ = (
         "abandoned",
+        "began_s",
         "cold",
         "end_ns",
         "error",
@@ -47,6 +48,7 @@ class BuildJob:
         self.error: Exception | None = None
         self.cold = False
         self.abandoned = False
+        self.began_s: float | None = None
         self.start_ns = self.end_ns = UNKNOWN
 
 
@@ -75,6 +77,8 @@ class BuildStage(Stage):
             now = pipeline.now()
             if pool is None and pipeline.turn_is_over(now):
                 break
+            if len(self.working) >= self.limit:
+                break  # builds of cancelled steps still wait for a worker
             step = queue[0]
             if pipeline.barriers.standing and pipeline.barriers.holds_build(step.seq):
                 break
@@ -176,11 +180,14 @@ class BuildStage(Stage):
         pool.submit(job)
 
     def _work(self, job: BuildJob) -> None:
+        if job.step.state == SETTLED:
+            return  # cancelled while it waited for this thread
         thread = threading.get_ident()
         if thread not in self._warm_threads:
             self._warm_threads.add(thread)
             job.cold = True
         now = self.pipeline.now
+        job.began_s = self.pipeline.loop.time()
         job.start_ns = now()
         try:
             job.result = job.step.program.build(job.payload, job.view)
@@ -196,9 +203,8 @@ class BuildStage(Stage):
             if job.abandoned:
                 continue
             del self.working[step]
-            if step.extras is not None and step.extras.stage_timer is not None:
-                step.extras.stage_timer.cancel()
-                step.extras.stage_timer = None
+            if step.extras is not None:
+                step.extras.stop_stage_timer()
             if step.state == SETTLED:
                 # Cancelled meanwhile: only now is nobody writing to its staging.
                 self._give_back(job)
@@ -221,15 +227,31 @@ class BuildStage(Stage):
         job.step.slot = None
 
     def holds(self, step: Step) -> bool:
-        """Whether a worker may still be writing to the step's staging."""
+        """Whether a worker has, or is to get, the step's staging."""
         return step in self.working
 
+    def writes(self, step: Step) -> bool:
+        """Whether a worker has begun to write to the step's staging."""
+        job = self.working.get(step)
+        return job is not None and job.began_s is not None
+
+    def stop(self) -> None:
+        """The orchestrator closes: no time limit may strike any more."""
+        for step in self.working:
+            if step.extras is not None:
+                step.extras.stop_stage_timer()
+
     def _overdue(self, step: Step) -> None:
-        """A build took longer than ``build_timeout_s``."""
-        if step not in self.working:
+        """A build took longer than ``build_timeout_s``, unless it had to wait for its worker first."""
+        job, limit_s, extras = self.working.get(step), self.pipeline.config.build_timeout_s, step.extras
+        if job is None or limit_s is None or extras is None:
+            return
+        loop = self.pipeline.loop
+        left_s = limit_s if job.began_s is None else job.began_s + limit_s - loop.time()
+        if left_s > 0:
+            extras.stage_timer = loop.call_later(left_s, self._overdue, step)
             return
         if step.state != SETTLED:
-            limit_s = self.pipeline.config.build_timeout_s
             text = f"step {step.step_id!r} (seq {step.seq}): build did not return within build_timeout_s={limit_s} s"
             error = StepTimeout(text, stage="build", step_id=step.step_id, seq=step.seq)
             step.failed_in = "build"

@@ -213,9 +213,7 @@ class LaunchStage(Stage):
             pipeline.release_slot(step, fence, step.copy_end)
         step.copy_end = step.device_start = step.device_end = None
         if step.state == SETTLED:
-            # Cancelled while its launch ran: its record was left to us.
-            if pipeline.sink is not None:
-                pipeline.sink(step)
+            # Cancelled while its launch ran.
             pipeline.settling.detached_ended(step)
             if isinstance(failed.cause, DeviceLost):
                 pipeline.settling.device_lost(step, failed.cause)

@@ -187,10 +187,13 @@ class Opened:
         """Stop the workers and free the device's memory, except what somebody may still touch."""
         pipeline = getattr(self, "pipeline", None)
         if pipeline is not None:
-            for step in list(pipeline.retire.queue):
-                # Its fence never came: the record says what is known.
-                if step.state >= LAUNCHING and not step.recorded and self.writer is not None:
-                    self.writer.put(step)
+            busy = pipeline.launch.busy
+            for step in [*pipeline.retire.queue, *(() if busy is None else (busy,))]:
+                # Its launch did not return or its fence never came: the record says what is known.
+                if step.state >= LAUNCHING and not step.recorded:
+                    step.recorded = True
+                    if self.writer is not None:
+                        self.writer.put(step)
             for pool in (pipeline.build.pool, pipeline.retire.pool):
                 if pool is not None:
                     pool.stop()

@@ -234,6 +234,8 @@ class Pipeline:
     def stop(self) -> None:
         """Accept nothing more and forget timers; the steps have settled."""
         self.accepting = False
+        self.build.stop()
+        self.retire.stop()
         self.watchdog.stop()
         self.waker.close()
         self.watcher.close()

@@ -198,13 +198,20 @@ class RetireStage(Stage):
         if done is None:
             return False
         self.collecting = None
-        extras = job.step.extras
-        if extras is not None and extras.stage_timer is not None:
-            extras.stage_timer.cancel()
-            extras.stage_timer = None
+        self._stop_timer(job)
         self.queue.popleft()
         self.collected(job.step, job.output, job.error)
         return True
+
+    @staticmethod
+    def _stop_timer(job: CollectJob) -> None:
+        if job.step.extras is not None:
+            job.step.extras.stop_stage_timer()
+
+    def stop(self) -> None:
+        """The orchestrator closes: no time limit may strike any more."""
+        if self.collecting is not None:
+            self._stop_timer(self.collecting)
 
     def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
         """The slot returns, then the step settles."""
@@ -259,8 +266,6 @@ class RetireStage(Stage):
         pipeline.release_slot(step)
         if step.retire_end_ns == UNKNOWN:
             step.retire_end_ns = pipeline.now()
-        if not step.recorded and pipeline.sink is not None:
-            pipeline.sink(step)
         pipeline.settling.detached_ended(step)
 
     def _device_failed(self, step: Step, error: BaseException) -> None:
