@@ -196,7 +196,9 @@ class Orchestrator(Generic[StepT, ResultT]):
         return opened
 
     def _refuse_inside_barrier(self) -> None:
-        if inside_barrier.get() is self:
+        barrier = inside_barrier.get()
+        # What the function has started may outlive it: only while the barrier stands is a call from inside.
+        if barrier is not None and self._opened is not None and barrier in self._opened.pipeline.barriers.standing:
             raise MisuseError(
                 "the function of a barrier may not call back into its orchestrator: it would wait for itself"
             )
@@ -358,15 +360,15 @@ class Orchestrator(Generic[StepT, ResultT]):
             await barrier.reached
             if barrier.error is not None:
                 raise fresh_error(barrier.error)
-            inside_barrier.set(self)
+            inside_barrier.set(barrier)
             with off_step_path():
                 value = fn()
                 if inspect.isawaitable(value):
                     value = await value
             return value
         finally:
-            inside_barrier.reset(token)
             barriers.take_down(barrier)
+            inside_barrier.reset(token)
 
     async def reopen(self) -> Reopened:
         """After `DeviceLost`: reset the device, allocate the rings and call ``program.open`` again.
