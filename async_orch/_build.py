@@ -45,7 +45,7 @@ class BuildJob:
         self.lease = step.staging
         self.slot = step.slot
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.cold = False
         self.abandoned = False
         self.began_s: float | None = None
@@ -141,13 +141,14 @@ class BuildStage(Stage):
         """Run ``build`` here; the step is built or failed afterwards."""
         program = step.program
         result: Any = None
-        if program.has_build:
+        while program.has_build:
             try:
                 result = program.build(step.payload, view)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                if self._retry(step):
-                    self.build_inline(step, view)
-                    return
+                break
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                if self._retry(step, exc):
+                    continue
+                self.pipeline.hook_raised(exc)
                 step.build_end_ns = self.pipeline.now()
                 self.built(step, None, exc)
                 return
@@ -161,10 +162,10 @@ class BuildStage(Stage):
         else:
             self.built(step, result, None)
 
-    def _retry(self, step: Step) -> bool:
+    def _retry(self, step: Step, error: BaseException) -> bool:
         """Whether a failed build is tried again; the step keeps its seq and its staging."""
         extras = step.extras
-        if step.state == SETTLED or extras is None or extras.retries_left == 0:
+        if step.state == SETTLED or extras is None or extras.retries_left == 0 or not isinstance(error, Exception):
             return False
         extras.retries_left -= 1
         return True
@@ -191,7 +192,7 @@ class BuildStage(Stage):
         job.start_ns = now()
         try:
             job.result = job.step.program.build(job.payload, job.view)
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             job.error = exc
         job.end_ns = now()
 
@@ -212,7 +213,7 @@ class BuildStage(Stage):
             step.build_start_ns, step.build_end_ns = job.start_ns, job.end_ns
             if job.cold:
                 step.cold_reason = "worker_start"
-            if job.error is not None and self._retry(step):
+            if job.error is not None and self._retry(step, job.error):
                 self._send(step, job.view, pool)
                 continue
             self.built(step, job.result, job.error)
@@ -273,7 +274,7 @@ class BuildStage(Stage):
 
     # -- the outcome ---------------------------------------------------------------------------------------
 
-    def built(self, step: Step, result: Any, error: Exception | None) -> None:
+    def built(self, step: Step, result: Any, error: BaseException | None) -> None:
         """``build`` returned or raised: the step is built or failed."""
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.

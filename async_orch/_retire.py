@@ -44,7 +44,7 @@ class CollectJob:
         self.payload = step.payload
         self.view = view
         self.output: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.abandoned = False
 
 
@@ -151,14 +151,15 @@ class RetireStage(Stage):
     def _collect_inline(self, step: Step) -> None:
         program = step.program
         output: Any = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if program.has_collect:
             view = self.view(step)
             try:
                 output = program.collect(step.payload, view)
                 if output is not None and escapes(output, view):
                     raise self.escaped(program)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                self.pipeline.hook_raised(exc)
                 failure = exc
             elapsed = self.pipeline.now() - step.retire_start_ns
             if elapsed > self.blocked_ns:
@@ -185,7 +186,7 @@ class RetireStage(Stage):
             if output is not None and escapes(output, view):
                 raise self.escaped(program)
             job.output = output
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             job.error = exc
 
     def _take_finished(self) -> bool:
@@ -213,7 +214,7 @@ class RetireStage(Stage):
         if self.collecting is not None:
             self._stop_timer(self.collecting)
 
-    def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
+    def collected(self, step: Step, output: Any, failure: BaseException | None) -> None:
         """The slot returns, then the step settles."""
         pipeline = self.pipeline
         step.retire_end_ns = pipeline.now()

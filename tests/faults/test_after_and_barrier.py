@@ -12,7 +12,7 @@ from async_orch import Orchestrator, Slot, SlotSpec
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import DependencyFailed
 from tests.faults.support import assert_balanced, eventually
-from tests.manual_backend import ManualBackend
+from tests.manual_backend import ManualBackend, ManualStream
 from tests.programs import Square, settle
 from tests.virtual_clock import run_virtual
 
@@ -96,3 +96,48 @@ async def test_a_task_started_in_a_barrier_may_submit_after_it() -> None:
         await orch.barrier(lambda: tasks.append(asyncio.ensure_future(later())))
         ended.set()
         assert await tasks[0] == 9
+
+
+class HeldStream(ManualStream):
+    """Its first `isolate` on another thread waits for the test."""
+
+    entered = threading.Event()
+    release = threading.Event()
+
+    def isolate(self) -> None:
+        if threading.current_thread().name.startswith("async_orch-device") and len(self.enqueued) > 3:
+            self.entered.set()
+            self.release.wait(30)
+        super().isolate()
+
+
+class HeldBackend(ManualBackend):
+    """Its compute stream is a `HeldStream`."""
+
+    def create_stream(self, name: str) -> Stream:
+        stream = self.streams[name] = HeldStream(name) if name == "compute" else ManualStream(name)
+        return stream
+
+
+async def test_a_step_cancelled_while_its_launch_begins_is_still_fed_for_its_dependents() -> None:
+    """A dependent collects from it, so the detached step must run on its input, not on what the slot held before."""
+    backend, program = HeldBackend(), Fed()
+    async with Orchestrator(program, backend, launch_in="thread") as orch:
+        root = await orch.submit(3)
+        await eventually(lambda: root.status == "launched")
+        middle = await orch.submit(4, after=root)
+        last = await orch.submit(5, after=middle)
+        backend.copy.run()
+        backend.compute.run()
+        await eventually(HeldStream.entered.is_set)
+        assert middle.cancel()
+        HeldStream.release.set()
+        for _ in range(3):
+            for _ in range(50):
+                await settle()
+                await asyncio.sleep(0.001)
+            backend.copy.run()
+            backend.compute.run()
+        assert (await last).output == 25
+        assert program.fed == [9, 16]
+    assert_balanced(orch)

@@ -131,3 +131,18 @@ async def test_a_sizes_that_raises_refuses_the_step() -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(iterator)
     assert_balanced(orch)
+
+
+async def test_thousands_of_retries_need_no_stack() -> None:
+    """A build may be tried as often as the caller asks."""
+    calls: list[int] = []
+
+    class Never(Square):
+        def build(self, step: int, image: Any) -> int | None:
+            calls.append(step)
+            raise ArithmeticError("never")
+
+    async with Orchestrator(Never(), "sim:instant") as orch:
+        with pytest.raises(BuildError, match="never"):
+            await orch.run(1, retries=5000)
+    assert len(calls) == 5001
