@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 import numpy.typing as npt
 
-from async_orch._slot import touched
+from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, DeviceError, HotPathAllocation
 

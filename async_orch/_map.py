@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -40,7 +39,6 @@ class _Window(Generic[StepT, ResultT]):
         self.exhausted = self.stopped = False
         self.error: Exception | None = None
         self.loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()
         self.scope: anyio.CancelScope | None = None
         self.changed: asyncio.Future[None] | None = None
 
@@ -191,11 +189,16 @@ class StepIterator(Generic[StepT, ResultT]):
 
     def __del__(self) -> None:
         window: _Window[Any, Any] | None = getattr(self, "_window", None)
-        if window is None or (window.exhausted and not window.pending):
+        if window is None or (window.exhausted and not window.pending) or window.loop.is_closed():
             return
-        if threading.get_ident() == window.thread:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is window.loop:
             window.stop()
-        elif not window.loop.is_closed():
+        else:
+            # Collected by another thread, or between two runs of the loop: it stops when that turns again.
             window.loop.call_soon_threadsafe(window.stop)
 
 

@@ -9,7 +9,8 @@ from async_orch._config import OrchestratorConfig
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
-from async_orch._slot import SlotMemory, SlotSizes, Staging, touched
+from async_orch._slot import SlotMemory, SlotSizes, Staging
+from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, Fence
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 

@@ -179,7 +179,7 @@ class Orchestrator(Generic[StepT, ResultT]):
         closed = OrchestratorClosed("the orchestrator was closed before the step was accepted")
         pipeline.admission.refuse(closed)
         pipeline.barriers.fail(closed)
-        for step in list(pipeline.live.values()):
+        for step in reversed(list(pipeline.live.values())):  # those that need another before that other
             text = f"step {step.step_id!r} (seq {step.seq}) was cancelled because the orchestrator closed"
             error = StepCancelled(text, stage=step.status, step_id=step.step_id, seq=step.seq)
             pipeline.settling.drop(step, "cancelled", error)

@@ -196,7 +196,8 @@ class Settling:
         pipeline.lost_steps = len(pipeline.live)
         if isinstance(error, DeviceLost):
             emit("error", "device.lost", error=str(error))
-        for step in list(pipeline.live.values()):
+        # The latest first: a step that needs another is to get this error, not what became of that other.
+        for step in reversed(list(pipeline.live.values())):
             self.drop(step, "failed", error)
         pipeline.admission.refuse(error)
         pipeline.barriers.fail(error)

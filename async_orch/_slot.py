@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from async_orch._ring import Lease, Ring
+from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, StaleLease
 
-__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging", "touched"]
+__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging"]
 
 
 class SlotSizes(NamedTuple):
@@ -38,16 +39,6 @@ class SlotSizes(NamedTuple):
 
 
 _DEVICE_PARTS = ("image", "workspace", "feed", "output")
-
-
-def touched(backend: Backend, buffer: Buffer) -> Buffer:
-    """``buffer``, touched; if that fails it is freed."""
-    try:
-        backend.touch(buffer)
-    except BaseException:
-        buffer.free()
-        raise
-    return buffer
 
 
 class SlotMemory:

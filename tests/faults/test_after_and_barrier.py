@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from async_orch import Orchestrator, Slot, SlotSpec
+from async_orch import Orchestrator, Slot, SlotSpec, StepHandle
 from async_orch.abc import ByteArray, Stream
-from async_orch.exceptions import DependencyFailed
+from async_orch.exceptions import DependencyFailed, DeviceLost
 from tests.faults.support import assert_balanced, eventually
 from tests.manual_backend import ManualBackend, ManualStream
 from tests.programs import Square, settle
@@ -141,3 +141,25 @@ async def test_a_step_cancelled_while_its_launch_begins_is_still_fed_for_its_dep
         assert (await last).output == 25
         assert program.fed == [9, 16]
     assert_balanced(orch)
+
+
+async def test_the_end_of_the_whole_is_the_same_for_steps_that_need_each_other() -> None:
+    """Closing cancels, and a loss fails, each step of a chain for that reason, not because of the step before it."""
+    backend = ManualBackend()
+    orch = Orchestrator(Fed(), backend, slots=2, drain_timeout_s=0.01)
+    chained: list[StepHandle[int]] = []
+    with pytest.raises(KeyError):
+        async with orch:
+            for i in range(3):
+                chained.append(await orch.submit(i, after=chained[-1] if chained else None))
+            raise KeyError
+    assert [handle.status for handle in chained] == ["detached", "cancelled", "cancelled"]
+    backend = ManualBackend()
+    async with Orchestrator(Fed(), backend, slots=2, drain_timeout_s=0.01) as orch:
+        chained = []
+        for i in range(3):
+            chained.append(await orch.submit(i, after=chained[-1] if chained else None))
+        backend.lose(DeviceLost("gone"))
+        for handle in chained:
+            with pytest.raises(DeviceLost, match="lost at step 0"):
+                await handle
