@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 import numpy.typing as npt
 
+from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, DeviceError, HotPathAllocation
 
@@ -64,8 +65,7 @@ class Device:
             )
         if not isinstance(nbytes, int) or nbytes <= 0:
             raise ValueError(f"nbytes must be a positive int, got {nbytes!r}")
-        buffer = self._backend.alloc(nbytes, name=name)
-        self._backend.touch(buffer)
+        buffer = touched(self._backend, self._backend.alloc(nbytes, name=name))
         self._resident.append(buffer)
         if on_step_path:
             self.step_path_allocs += 1

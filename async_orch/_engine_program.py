@@ -133,13 +133,13 @@ class ReclaimLane(Stream):
         while (job := self._queue.get()) is not None:
             function, pending, fence = job
             result: Any = None
-            error: Exception | None = None
+            error: BaseException | None = None
             try:
                 result = function(pending, self._timeout_s())
             except TimeoutError as exc:
                 error = DeviceLost(f"reclaim timed out: {exc}")
                 error.__cause__ = exc
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 error = exc
             fence.settle(result, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from async_orch._ring import Lease, Ring
+from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, StaleLease
 
@@ -58,11 +59,9 @@ class SlotMemory:
     def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
         """Allocate and touch the pinned parts."""
         if sizes.feed_nbytes:
-            self.feed_host = backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host")
-            backend.touch(self.feed_host)
+            self.feed_host = touched(backend, backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host"))
         if sizes.output_nbytes:
-            self.output_host = backend.alloc_host(sizes.output_nbytes, name="slot.output_host")
-            backend.touch(self.output_host)
+            self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
             self.output_view = self.output_host.array.view()
             self.output_view.flags.writeable = False
 
@@ -72,8 +71,7 @@ class SlotMemory:
         try:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
                 if nbytes:
-                    fresh[part] = backend.alloc(nbytes, name=f"slot.{part}")
-                    backend.touch(fresh[part])
+                    fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
         except BaseException:
             for buffer in fresh.values():
                 buffer.free()

@@ -66,12 +66,6 @@ class Stage:
         """Whether a failure means that the whole device is gone."""
         return isinstance(error, DeviceLost)
 
-    def lose_slot(self, step: Step) -> None:
-        """Nobody can tell any more when the device is done with the step's slot: it is never reused."""
-        slot, step.slot = step.slot, None
-        if slot is not None:
-            slot.quarantine()
-
     def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
         """One ``loop.blocked`` warning for each inline hook that held the loop longer than ``blocked_ns``."""
         key = (step.program.name, hook)
