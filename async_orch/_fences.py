@@ -95,7 +95,8 @@ class FenceWatcher:
             return False
         except Exception:  # noqa: BLE001 - fences may be of the caller's making
             # The failure is the step's, kept in fence.error; here it only matters that the wait is over.
-            pass
+            self._waker.wake()
+            return True
         self._waker.wake()
         return True
 

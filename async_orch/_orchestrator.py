@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
+from anyio.abc import TaskGroup
 
 from async_orch._barrier import inside_barrier
 from async_orch._config import OrchestratorConfig, OrchestratorOptions, resolve_config

@@ -126,7 +126,8 @@ async def test_a_sizes_that_raises_refuses_the_step() -> None:
         iterator = orch.map([1, 2, -1, 3])
         with pytest.raises(ArithmeticError, match="sizes of -1"):
             async for result in iterator:
-                results.append(result.output)
+                output = result.output
+                results.append(output)
         assert results == [1, 4]
         with pytest.raises(StopAsyncIteration):
             await anext(iterator)

@@ -148,7 +148,7 @@ async def test_a_log_target_that_hangs_is_counted() -> None:
 
 
 async def test_the_consumer_of_a_map_is_told_when_its_source_is_cut_off() -> None:
-    """Another task that iterates an async source must not take the end of the orchestrator for the end of the source."""
+    """A task that iterates an async source must not take the orchestrator's end for the end of the source."""
     started = asyncio.Event()
 
     async def endless() -> Any:
@@ -160,7 +160,8 @@ async def test_the_consumer_of_a_map_is_told_when_its_source_is_cut_off() -> Non
 
     async def consume(orch: Orchestrator[int, int]) -> None:
         async for result in orch.map(endless()):
-            results.append(result.output)
+            output = result.output
+            results.append(output)
 
     async with Orchestrator(Square(), "sim:instant") as orch:
         task = asyncio.ensure_future(consume(orch))

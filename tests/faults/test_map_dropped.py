@@ -7,6 +7,8 @@ import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anyio import wait_all_tasks_blocked
+
 from async_orch import Orchestrator
 from tests.faults.support import assert_balanced
 from tests.manual_backend import ManualBackend
@@ -35,8 +37,8 @@ def test_an_iterator_dropped_between_two_runs_of_its_loop_stops_when_it_turns_ag
 
     async def first(iterator: Any) -> None:
         waiting = asyncio.ensure_future(anext(iterator))
-        while orch.statistics().on_device == 0:
-            await asyncio.sleep(0)
+        await wait_all_tasks_blocked()
+        assert orch.statistics().on_device == 1
         waiting.cancel()
         await asyncio.wait((waiting,))
 
