@@ -62,9 +62,9 @@ def open_all(
             stack.callback(device_backend.close)
         opened.backend = device_backend
         copy_stream = device_backend.create_stream("copy")
-        stack.callback(copy_stream.close)
+        stack.callback(device_backend.close_stream, copy_stream)
         compute_stream = device_backend.create_stream("compute")
-        stack.callback(compute_stream.close)
+        stack.callback(device_backend.close_stream, compute_stream)
         strict = config.strict_alloc and config.mode != "naive"
         device = opened.device = Device(device_backend, compute_stream, copy_stream, strict=strict)
         stack.callback(device.free_all)

@@ -273,6 +273,11 @@ class Backend(ABC):
         """The clock of all records; CLOCK_MONOTONIC unless the device keeps virtual time."""
         return time.monotonic_ns()
 
+    @property
+    def allocated_nbytes(self) -> int | None:
+        """Device memory allocated through this backend and not freed, None where that is not counted."""
+        return None
+
     def free_nbytes(self) -> int | None:
         """Free device memory, None where unknown."""
         return None
