@@ -24,8 +24,8 @@ class ClosingTests(Suite):
         buffer, stream = device.upload(b"1234"), device.backend.create_stream("copy")
         done = stream.record()
         done.synchronize(PATIENCE_S)
-        device.backend.close_stream(stream)
-        stream.close()
+        for _ in range(2):
+            device.backend.close_stream(stream)
         uses: list[Callable[[Stream], object]] = [
             lambda stream: stream.copy(buffer, buffer, 4),
             lambda stream: device.kernels.add_one(stream, buffer),
@@ -38,6 +38,7 @@ class ClosingTests(Suite):
         for use in uses:
             with pytest.raises(DeviceError):
                 use(stream)
+        stream.close()
         assert device.download(buffer) == b"1234"
 
     @pytest.mark.parametrize("what", ["stream", "backend"])

@@ -73,7 +73,13 @@ class SoftwareStream(Stream):
         return self._device.lost is not None
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
-        target, source = self.ranges(dst, src, nbytes, dst_offset, src_offset)
+        # As in `ranges`, whose call alone would be a good part of what a copy costs that completes at enqueue.
+        dst_end = dst_offset + nbytes
+        src_end = src_offset + nbytes
+        if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
+            raise _outside(dst, src, nbytes, dst_offset, src_offset)
+        target = dst.array[dst_offset:dst_end]
+        source = src.array[src_offset:src_end]
         worker = self._worker
         costs = self._costs
         if costs is None:
@@ -111,10 +117,7 @@ class SoftwareStream(Stream):
         dst_end = dst_offset + nbytes
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise DeviceError(
-                f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
-                f"to offset {dst_offset} of {dst!r}"
-            )
+            raise _outside(dst, src, nbytes, dst_offset, src_offset)
         return dst.array[dst_offset:dst_end], src.array[src_offset:src_end]
 
     def enqueue(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int) -> None:
@@ -180,6 +183,12 @@ class SoftwareStream(Stream):
         if not self.closed:
             self._worker.finish_stop(deadline_ns)
             self._worker = self._make_worker()
+
+
+def _outside(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> DeviceError:
+    return DeviceError(
+        f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} to offset {dst_offset} of {dst!r}"
+    )
 
 
 def as_kernel(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
