@@ -27,8 +27,13 @@ class _Window(Generic[StepT, ResultT]):
     """Steps submitted and not yet consumed. Lives apart from the iterator, so that a dropped iterator dies at once
     although a feeder task still runs."""
 
-    def __init__(self, orchestrator: Orchestrator[StepT, ResultT], limit: int) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator[StepT, ResultT], limit: int, *, chain: bool, program: str | None
+    ) -> None:
         self.orchestrator = orchestrator
+        self.program = program
+        self.chain = chain
+        self.last: StepHandle[ResultT] | None = None
         self.limit = limit
         self.pending: deque[StepHandle[ResultT]] = deque()
         self.exhausted = False
@@ -37,6 +42,20 @@ class _Window(Generic[StepT, ResultT]):
         self.thread = threading.get_ident()
         self.scope: anyio.CancelScope | None = None
         self.changed: asyncio.Future[None] | None = None
+
+    def submit_nowait(self, step: StepT) -> None:
+        """Submit the next step, ``after`` the last one if they are chained."""
+        handle = self.orchestrator.submit_nowait(step, program=self.program, after=self.last)
+        self._keep(handle)
+
+    async def submit(self, step: StepT) -> None:
+        """The same, waiting for room."""
+        self._keep(await self.orchestrator.submit(step, program=self.program, after=self.last))
+
+    def _keep(self, handle: StepHandle[ResultT]) -> None:
+        self.pending.append(handle)
+        if self.chain:
+            self.last = handle
 
     def signal(self) -> None:
         """Wake whoever waits for a change of the window (the consumer or the feeder: never both)."""
@@ -60,9 +79,16 @@ class StepIterator(Generic[StepT, ResultT]):
     """An async iterator of results, in order. Not an async generator: leaving it needs no ``aclose``."""
 
     def __init__(
-        self, orchestrator: Orchestrator[StepT, ResultT], steps: Iterable[StepT] | AsyncIterable[StepT]
+        self,
+        orchestrator: Orchestrator[StepT, ResultT],
+        steps: Iterable[StepT] | AsyncIterable[StepT],
+        *,
+        chain: bool,
+        program: str | None,
     ) -> None:
-        self._window: _Window[StepT, ResultT] = _Window(orchestrator, orchestrator.config.inflight_limit)
+        self._window: _Window[StepT, ResultT] = _Window(
+            orchestrator, orchestrator.config.inflight_limit, chain=chain, program=program
+        )
         self._iterator: Iterator[StepT] | None = None
         self._source: AsyncIterator[StepT] | None = None
         if isinstance(steps, AsyncIterable):
@@ -98,9 +124,8 @@ class StepIterator(Generic[StepT, ResultT]):
         while not window.pending:
             if self._held:
                 # Other callers have taken all the room: stand in line like anyone else.
-                handle = await window.orchestrator.submit(self._held[0])
+                await window.submit(self._held[0])
                 self._held.clear()
-                window.pending.append(handle)
             elif window.exhausted:
                 if window.error is None:
                     raise StopAsyncIteration
@@ -138,7 +163,7 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.error = exc
                     return
             try:
-                window.pending.append(window.orchestrator.submit_nowait(self._held[0]))
+                window.submit_nowait(self._held[0])
             except anyio.WouldBlock:
                 return
             self._held.clear()
@@ -166,7 +191,7 @@ async def _feed(window: _Window[Any, Any], source: AsyncIterator[Any]) -> None:
             async for item in source:
                 while len(window.pending) >= window.limit:
                     await window.wait_changed()
-                window.pending.append(await window.orchestrator.submit(item))
+                await window.submit(item)
                 window.signal()
         except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
             window.error = exc

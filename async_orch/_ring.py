@@ -23,7 +23,7 @@ class Ring(Generic[ItemT]):
     """A fixed set of buffers, handed out first-in first-out (or last-in first-out, which shows early reuse).
 
     An index is in exactly one of four places: free, leased, parked until its fences are done, quarantined.
-    ``on_free(index)`` is called whenever a buffer has come back for good, before it can be leased again.
+    ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
     __slots__ = ("_fifo", "_free", "_generations", "_on_free", "_parked", "_quarantined", "items")
@@ -33,7 +33,7 @@ class Ring(Generic[ItemT]):
         items: Sequence[ItemT],
         *,
         fifo: bool = True,
-        on_free: Callable[[int], None] | None = None,
+        on_free: Callable[[ItemT], None] | None = None,
     ) -> None:
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
@@ -43,12 +43,8 @@ class Ring(Generic[ItemT]):
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
-    def acquire(self) -> Lease[ItemT] | None:
-        """A lease of a free buffer, None if there is none."""
-        return self.acquire_as(Lease)
-
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
-        """As `acquire`, with a subclass of `Lease`."""
+        """A lease, of the given class, of a free buffer; None if there is none."""
         free = self._free
         if not free:
             return None
@@ -73,12 +69,12 @@ class Ring(Generic[ItemT]):
                 self._parked[index] = pending
                 return
         if self._on_free is not None:
-            self._on_free(index)
+            self._on_free(self.items[index])
         self._free.append(index)
 
     def _put_back(self, index: int) -> None:
         if self._on_free is not None:
-            self._on_free(index)
+            self._on_free(self.items[index])
         self._free.append(index)
 
     def poll(self) -> bool:
@@ -90,6 +86,22 @@ class Ring(Generic[ItemT]):
             del self._parked[index]
             self._put_back(index)
         return bool(done)
+
+    def quarantine(self, lease: Lease[ItemT]) -> None:
+        """End a lease and take its buffer out of use for good: somebody may still touch it. Idempotent."""
+        if self.owns(lease):
+            self._generations[lease.index] += 1
+            self._quarantined.add(lease.index)
+
+    def add(self, item: ItemT) -> None:
+        """One more buffer, free."""
+        self._generations.append(0)
+        self.items.append(item)
+        self._free.append(len(self.items) - 1)
+
+    def is_free(self, index: int) -> bool:
+        """Whether nobody has the buffer, and no fence is awaited."""
+        return index in self._free
 
     def parked_fences(self) -> list[Fence]:
         """The fences that parked buffers still wait for."""
@@ -145,6 +157,10 @@ class Lease(Generic[ItemT]):
     def release(self, *fences: Fence) -> None:
         """End the lease; the buffer is reused only after ``fences``. Synchronous and idempotent."""
         self._ring.release(self, fences)
+
+    def quarantine(self) -> None:
+        """End the lease and take the buffer out of use for good. Idempotent."""
+        self._ring.quarantine(self)
 
     @property
     def ended(self) -> bool:

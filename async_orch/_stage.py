@@ -18,12 +18,11 @@ from async_orch.exceptions import DeviceLost, HotPathAllocation, OrchError, Outp
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
 
-
 __all__ = ["Stage"]
 
 
 class Stage:
-    """What all stages share: the pipeline, a queue, and how a step fails here."""
+    """The pipeline, a queue, and how a step fails here."""
 
     name = ""
 
@@ -42,8 +41,10 @@ class Stage:
 
     def fail_step(self, step: Step, kind: type[StepError], what: str, cause: BaseException | None) -> None:
         """Settle the step as failed. A lost device fails every step instead."""
+        settling = self.pipeline.settling
+        step.failed_in = self.name
         if isinstance(cause, DeviceLost):
-            self.pipeline.device_lost(step, cause)
+            settling.device_lost(step, cause)
             return
         detail = f": {type(cause).__name__}: {cause}" if cause is not None else ""
         error: OrchError
@@ -57,8 +58,18 @@ class Stage:
                 seq=step.seq,
             )
         error.__cause__ = cause
-        step.failed_in = self.name
-        self.pipeline.drop(step, "failed", error)
+        settling.drop(step, "failed", error)
+
+    @staticmethod
+    def is_lost(error: BaseException | None) -> bool:
+        """Whether a failure means that the whole device is gone."""
+        return isinstance(error, DeviceLost)
+
+    def lose_slot(self, step: Step) -> None:
+        """Nobody can tell any more when the device is done with the step's slot: it is never reused."""
+        slot, step.slot = step.slot, None
+        if slot is not None:
+            slot.quarantine()
 
     def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
         """The ``loop.blocked`` warning for an inline hook that held the loop longer than ``blocked_ns``."""

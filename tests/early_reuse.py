@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
-from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
-from async_orch._launch import LaunchStage
+from async_orch import Lease, Slot, SlotSpec, StepProgram
+from async_orch._launch import LaunchJob, LaunchStage
 from async_orch._retire import RetireStage
+from async_orch._slot import Staging
 from async_orch._step import Step
 from async_orch._transfer import H2DStage
-from async_orch.abc import ByteArray, Stream
+from async_orch.abc import ByteArray, Fence, Stream
 
-__all__ = ["BROKEN", "SumUp", "obey"]
+__all__ = ["BROKEN", "NBYTES", "SumUp"]
 
 NBYTES = 64
 
@@ -48,51 +50,49 @@ def _second(image: ByteArray, workspace: ByteArray, output: ByteArray) -> None:
     values[1] = workspace.view(np.int64)[-1]
 
 
-def obey(orch: Orchestrator[Any, Any]) -> None:
-    """Let an opened orchestrator's rings tell the backend what is given back, and reuse it in the backend's order."""
-    opened = orch._opened
-    assert opened is not None
-    pipeline, backend = opened.pipeline, opened.backend
-
-    def tell(buffers: Callable[[int], list[Any]]) -> Callable[[int], None]:
-        def on_free(index: int) -> None:
-            for buffer in buffers(index):
-                if buffer is not None:
-                    backend.released(buffer)
-
-        return on_free
-
-    slots, staging = pipeline.slots, pipeline.staging
-    for ring in (slots, staging):
-        ring._fifo = backend.reuse_order == "fifo"
-    slots._on_free = tell(
-        lambda i: [getattr(slots.items[i], part) for part in ("image", "workspace", "output", "output_host")]
-    )
-    staging._on_free = tell(lambda i: [staging.items[i].buffer])
+_end_copy, _launched, _start_collect = H2DStage._end_copy, LaunchStage._launched, RetireStage._start_collect
 
 
-_end_copy, _launch, _collect = H2DStage._end_copy, LaunchStage._launch, RetireStage._collect
+def _staging_at_enqueue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_copy(self: H2DStage, step: Step, staging: Lease[Staging]) -> bool:
+        enqueued = _end_copy(self, step, staging)
+        staging.release()
+        return enqueued
+
+    monkeypatch.setattr(H2DStage, "_end_copy", end_copy)
 
 
-def _staging_at_enqueue(self: H2DStage, step: Step, staging: Any) -> None:
-    _end_copy(self, step, staging)
-    self.pipeline.staging.release(staging)
+def _slot_at_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(self: LaunchStage, job: LaunchJob) -> None:
+        _launched(self, job)
+        _give_back(job.slot)
+
+    monkeypatch.setattr(LaunchStage, "_launched", launched)
+    monkeypatch.setattr(Slot, "release", _already_given_back)
 
 
-def _slot_at_launch(self: LaunchStage, step: Step, slot: Slot) -> None:
-    _launch(self, step, slot)
-    self.pipeline.slots.release(slot)
+def _slot_before_collect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_collect(self: RetireStage, step: Step) -> None:
+        if step.slot is not None:
+            _give_back(step.slot)
+        _start_collect(self, step)
+
+    monkeypatch.setattr(RetireStage, "_start_collect", start_collect)
+    monkeypatch.setattr(Slot, "release", _already_given_back)
 
 
-def _slot_before_collect(self: RetireStage, step: Step) -> None:
-    if step.slot is not None:
-        self.pipeline.slots.release(step.slot)
-    _collect(self, step)
+def _give_back(slot: Slot) -> None:
+    """Make the slot free without ending its lease: a ring without generations, which would show the mistake too."""
+    slot._ring._put_back(slot.index)
 
 
-BROKEN: dict[str, tuple[type[Any], str, Callable[..., None]]] = {
-    "staging released at enqueue": (H2DStage, "_end_copy", _staging_at_enqueue),
-    "slot released at launch": (LaunchStage, "_launch", _slot_at_launch),
-    "slot released before collect": (RetireStage, "_collect", _slot_before_collect),
+def _already_given_back(slot: Slot, *fences: Fence) -> None:
+    """The slot is back since long."""
+
+
+BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "staging released at enqueue": _staging_at_enqueue,
+    "slot released at launch": _slot_at_launch,
+    "slot released before collect": _slot_before_collect,
 }
-"""Class, method and what to put in its place."""
+"""What breaks the engine's rings for one test."""

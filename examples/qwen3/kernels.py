@@ -112,7 +112,8 @@ def attention(out: F32, q: F32, keys: F32, values: F32, rows: I32, positions: I3
 def swiglu(out: F32, gate: F32, up: F32) -> None:
     """silu(gate) * up, all [n, intermediate]. Source: Shazeer, GLU Variants Improve Transformer, 2020."""
     np.negative(gate, out=out)
-    np.exp(out, out=out)
+    with np.errstate(over="ignore"):  # a gate below -88 overflows to infinity, and gate / infinity is right
+        np.exp(out, out=out)
     out += np.float32(1.0)
     np.divide(gate, out, out=out)
     out *= up

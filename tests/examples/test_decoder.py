@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from async_orch.exceptions import GraphOverflow
 from examples.qwen3.config import ModelError
+from examples.qwen3.kernels import swiglu
 from examples.qwen3.program import Qwen3Decode, SlotMemory
 from examples.qwen3.schedule import DecodeStep, Schedule
 from tests.examples.support import SIZES, SerialDevice, make_checkpoint, plain_decode, serial_decode
@@ -67,6 +68,15 @@ def test_float16_weights_are_read(tmp_path: Path) -> None:
     _, logits = serial_decode(tmp_path / "half", PROMPTS, 4)
     _, expected = serial_decode(tmp_path / "full", PROMPTS, 4)
     np.testing.assert_array_equal(np.array(logits), np.array(expected))
+
+
+def test_swiglu_of_very_negative_gates_is_zero() -> None:
+    """Gates whose exponential overflows give 0, silently; others the formula's value."""
+    gate = np.array([[-200.0, -1.0, 2.0]], np.float32)
+    out = np.empty_like(gate)
+    swiglu(out, gate, np.full_like(gate, 3.0))
+    expected = [[0.0, -3.0 / (1 + np.exp(1.0)), 6.0 / (1 + np.exp(-2.0))]]
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
 
 
 def test_the_schedule_feeds_prompts_and_lets_finished_rows_go() -> None:
