@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import anyio
 
 from async_orch._handle import StepHandle, StepResult
+from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
     from async_orch._orchestrator import Orchestrator
@@ -136,13 +137,17 @@ class StepIterator(Generic[StepT, ResultT]):
         handle = window.pending[0]
         try:
             result = await handle
-        finally:
-            # A cancelled wait keeps the step for the next call; a settled one is consumed, failed or not.
-            if handle.done():
-                window.pending.popleft()
-                window.signal()
+        except OrchError:
+            self._consume()
+            raise
+        # A cancelled wait does not get here: it leaves the step for the next call, even if that settled meanwhile.
+        self._consume()
         self._top_up()
         return result
+
+    def _consume(self) -> None:
+        self._window.pending.popleft()
+        self._window.signal()
 
     def _top_up(self) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
