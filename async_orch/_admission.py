@@ -36,7 +36,12 @@ class Admission:
         return not self.waiting and len(pipeline.live) < self._limit and len(pipeline.build.queue) < self._depth
 
     def accept(self, step: Step) -> None:
-        """Take a step in. From here on it settles exactly once."""
+        """Take a step in and move it as far as it goes now. From here on it settles exactly once."""
+        step.accept_ns = step.submit_ns  # accepted in the same move as it was submitted
+        self._take(step)
+        self._pipeline.start(step)
+
+    def _take(self, step: Step) -> None:
         pipeline = self._pipeline
         counts = pipeline.counts
         seq = step.seq = counts.accepted
@@ -45,12 +50,14 @@ class Admission:
             step.step_id = seq
         else:
             self.named[step.step_id] = step
-        step.accept_ns = pipeline.now()
         pipeline.live[seq] = step
         step.in_flight = len(pipeline.live)
-        pipeline.build.queue.append(step)
+
+    def enqueue(self, step: Step) -> None:
+        """Put an accepted step in line for its build."""
+        self._pipeline.build.queue.append(step)
         if step.extras is not None:
-            pipeline.settling.begin_extras(step, step.extras)
+            self._pipeline.settling.begin_extras(step, step.extras)
 
     def admit(self) -> bool:
         """Accept those in line for whom there is room now."""
@@ -65,7 +72,9 @@ class Admission:
         ):
             future, step = waiting.popleft()
             if not future.done():
-                self.accept(step)
+                step.accept_ns = pipeline.now()
+                self._take(step)
+                self.enqueue(step)
                 future.set_result(None)
                 moved = True
         return moved

@@ -35,37 +35,34 @@ class Barriers:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._standing: deque[Barrier] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._standing)
+        self.standing: deque[Barrier] = deque()
 
     def put_up(self, *, rebuild: bool) -> Barrier:
         """A barrier behind everything accepted so far."""
         pipeline = self._pipeline
         barrier = Barrier(pipeline.counts.accepted, rebuild, pipeline.new_future())
-        self._standing.append(barrier)
+        self.standing.append(barrier)
         return barrier
 
     def take_down(self, barrier: Barrier) -> None:
         """Let later steps go on."""
-        if barrier in self._standing:
-            self._standing.remove(barrier)
+        if barrier in self.standing:
+            self.standing.remove(barrier)
         self._pipeline.pump()
 
     def holds_launch(self, seq: int) -> bool:
         """Whether a step must not be launched yet."""
-        return bool(self._standing) and seq >= self._standing[0].bound
+        return bool(self.standing) and seq >= self.standing[0].bound
 
     def holds_build(self, seq: int) -> bool:
         """Whether a step must not be built yet."""
-        return any(barrier.rebuild and seq >= barrier.bound for barrier in self._standing)
+        return any(barrier.rebuild and seq >= barrier.bound for barrier in self.standing)
 
     def look(self) -> None:
         """Tell the first barrier when every step before it has settled and left the device."""
-        if not self._standing:
+        if not self.standing:
             return
-        pipeline, first = self._pipeline, self._standing[0]
+        pipeline, first = self._pipeline, self.standing[0]
         if first.reached.done():
             return
         head = pipeline.retire.head()
@@ -74,7 +71,7 @@ class Barriers:
 
     def fail(self, error: OrchError) -> None:
         """The pipeline failed: nobody may wait for a barrier any more."""
-        for barrier in self._standing:
+        for barrier in self.standing:
             barrier.error = error
             if not barrier.reached.done():
                 barrier.reached.set_result(None)

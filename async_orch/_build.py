@@ -76,7 +76,7 @@ class BuildStage(Stage):
             if pool is None and pipeline.turn_is_over(now):
                 break
             step = queue[0]
-            if pipeline.barriers and pipeline.barriers.holds_build(step.seq):
+            if pipeline.barriers.standing and pipeline.barriers.holds_build(step.seq):
                 break
             program = step.program
             view: Any = None
@@ -100,7 +100,7 @@ class BuildStage(Stage):
             step.build_start_ns = now
             order.append(step)
             if pool is None or not program.has_build:
-                self._build_inline(step, view)
+                self.build_inline(step, view)
                 # One at a time: the pump first moves what is built on to the device.
                 return True
             self._send(step, view, pool)
@@ -133,25 +133,29 @@ class BuildStage(Stage):
 
     # -- inline --------------------------------------------------------------------------------------------
 
-    def _build_inline(self, step: Step, view: Any) -> None:
+    def build_inline(self, step: Step, view: Any) -> None:
+        """Run ``build`` here; the step is built or failed afterwards."""
         program = step.program
-        error: Exception | None = None
         result: Any = None
         if program.has_build:
-            while True:
-                try:
-                    result = program.build(step.payload, view)
-                except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                    error = exc
-                    if self._retry(step):
-                        continue
-                else:
-                    error = None
-                break
-        step.build_end_ns = end = self.pipeline.now()
-        self._settle_build(step, result, error)
+            try:
+                result = program.build(step.payload, view)
+            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                if self._retry(step):
+                    self.build_inline(step, view)
+                    return
+                step.build_end_ns = self.pipeline.now()
+                self.built(step, None, exc)
+                return
+        end = step.build_end_ns = self.pipeline.now()
         if end - step.build_start_ns > self.blocked_ns:
             self.warn_blocked("build", step, end - step.build_start_ns)
+        if result is None and step.extras is None and step.state == BUILDING:
+            step.copy_nbytes = program.image_nbytes
+            step.state = BUILT
+            step.acquire_start_ns = end
+        else:
+            self.built(step, result, None)
 
     def _retry(self, step: Step) -> bool:
         """Whether a failed build is tried again; the step keeps its seq and its staging."""
@@ -205,7 +209,7 @@ class BuildStage(Stage):
             if job.error is not None and self._retry(step):
                 self._send(step, job.view, pool)
                 continue
-            self._settle_build(step, job.result, job.error)
+            self.built(step, job.result, job.error)
         return moved
 
     def _give_back(self, job: BuildJob) -> None:
@@ -264,11 +268,14 @@ class BuildStage(Stage):
 
     # -- the outcome ---------------------------------------------------------------------------------------
 
-    def _settle_build(self, step: Step, result: Any, error: Exception | None) -> None:
+    def built(self, step: Step, result: Any, error: Exception | None) -> None:
+        """``build`` returned or raised: the step is built or failed."""
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.
             return
         program = step.program
+        if step.build_end_ns == UNKNOWN:
+            step.build_end_ns = self.pipeline.now()
         if program.slot_at_build:
             step.prepared = result
             if error is not None:

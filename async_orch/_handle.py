@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from async_orch._step import LAUNCHED, SETTLED, Step
 from async_orch._timings import StepTimings, timings_of
 from async_orch.abc import Fence
-from async_orch.exceptions import OrchError
+from async_orch.exceptions import MisuseError, OrchError
 
 __all__ = ["StepHandle", "StepResult", "fresh_error"]
 
@@ -155,6 +155,13 @@ class StepHandle(Generic[ResultT]):
                 if step.waiters is not None and future in step.waiters:
                     step.waiters.remove(future)
                 raise
+        return self.result()
+
+    def result(self) -> StepResult[ResultT]:
+        """The settled step's result; raises a fresh copy of its failure, and `MisuseError` before it settled."""
+        step = self._step
+        if step.state != SETTLED:
+            raise MisuseError(f"step {step.step_id!r} has not settled: it is {step.status}; await the handle")
         if step.error is not None:
             step.mark_retrieved()
             raise fresh_error(step.error)

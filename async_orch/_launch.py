@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from async_orch._slot import Slot
 from async_orch._stage import Stage
-from async_orch._step import ACQUIRED, LAUNCHED, LAUNCHING, SETTLED, UNKNOWN, Step
+from async_orch._step import ACQUIRED, LAUNCHED, LAUNCHING, SETTLED, UNKNOWN, Extras, Step
 from async_orch._workers import WorkerPool
+from async_orch.abc import Fence
 from async_orch.exceptions import DeviceLost, LaunchError, OrchError
 
 if TYPE_CHECKING:
@@ -18,18 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["LaunchStage"]
 
 
-class LaunchJob:
-    """One launch, inline or on the device thread: what it needs, and how it went."""
+class _Failed(Exception):
+    """An enqueue that failed: which part, and why. Never leaves this file."""
 
-    __slots__ = ("error", "payload", "previous", "slot", "step", "what")
-
-    def __init__(self, step: Step, slot: Slot, previous: Any) -> None:
-        self.step = step
-        self.slot = slot
-        self.payload = step.prepared if step.program.slot_at_build else step.payload
-        self.previous = previous
-        self.error: Exception | None = None
-        self.what = "launch raised"
+    def __init__(self, what: str, cause: Exception) -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
 
 
 class LaunchStage(Stage):
@@ -40,7 +36,8 @@ class LaunchStage(Stage):
     def __init__(self, pipeline: Pipeline, pool: WorkerPool[Any] | None) -> None:
         super().__init__(pipeline)
         self.pool = pool
-        self.busy: LaunchJob | None = None
+        self.busy: Step | None = None
+        self._failed: _Failed | None = None
 
     def advance(self) -> bool:
         pipeline, queue = self.pipeline, self.queue
@@ -51,65 +48,87 @@ class LaunchStage(Stage):
             moved = True
         while queue and self.busy is None:
             step = queue[0]
-            if pipeline.barriers and pipeline.barriers.holds_launch(step.seq):
+            if pipeline.barriers.standing and pipeline.barriers.holds_launch(step.seq):
                 break
             previous: Any = None
             extras = step.extras
             if extras is not None and extras.after is not None and step.program.has_feed:
-                root = extras.after
-                if not root.collected:
+                if not extras.after.collected:
                     if extras.waiting_since_ns == UNKNOWN:
                         extras.waiting_since_ns = pipeline.now()
                     break
-                previous = root.output
+                previous = extras.after.output
                 if extras.waiting_since_ns != UNKNOWN:
                     extras.feed_wait_ns = pipeline.now() - extras.waiting_since_ns
             queue.popleft()
             moved = True
-            slot = step.slot
-            if slot is None:
-                continue
-            step.state = LAUNCHING
-            pipeline.on_device += 1
-            step.on_device = pipeline.on_device
-            step.launch_start_ns = pipeline.now()
-            job = LaunchJob(step, slot, previous)
-            if self.pool is None:
-                self._enqueue(job)
-                self._launched(job)
-            else:
-                self.busy = job
-                self.pool.submit(partial(self._enqueue, job))
+            if self.launch(step, previous):
+                pipeline.retire.queue.append(step)
         return moved
 
+    def launch(self, step: Step, previous: Any = None) -> bool:
+        """Launch a step. True if it is on the device now: the caller hands it to retire."""
+        slot, pipeline = step.slot, self.pipeline
+        if slot is None:
+            return False
+        step.state = LAUNCHING
+        pipeline.on_device = step.on_device = pipeline.on_device + 1
+        step.launch_start_ns = pipeline.now()
+        payload = step.prepared if step.program.slot_at_build else step.payload
+        if self.pool is None:
+            try:
+                self._enqueue(step, slot, payload, previous)
+            except _Failed as failed:
+                self._launch_failed(step, failed)
+                return False
+            self._launched(step)
+            return True
+        self.busy = step
+        self.pool.submit(partial(self._enqueue_on_thread, step, slot, payload, previous))
+        return False
+
+    def _enqueue_on_thread(self, step: Step, slot: Slot, payload: Any, previous: Any) -> None:
+        self._failed = None
+        try:
+            self._enqueue(step, slot, payload, previous)
+        except _Failed as failed:
+            self._failed = failed
+
     def _take_finished(self) -> bool:
-        pool, job = self.pool, self.busy
-        if pool is None or job is None or pool.take() is None:
+        pool, step = self.pool, self.busy
+        if pool is None or step is None or pool.take() is None:
             return False
         self.busy = None
-        self._launched(job)
+        if self._failed is not None:
+            self._launch_failed(step, self._failed)
+        else:
+            self._launched(step)
+            self.pipeline.retire.queue.append(step)
         return True
 
-    def _enqueue(self, job: LaunchJob) -> None:
-        """Everything that touches the compute stream; on the loop's thread or the device thread."""
-        pipeline, step, slot = self.pipeline, job.step, job.slot
-        stream, program, extras = pipeline.compute_stream, step.program, step.extras
+    # -- on the loop's thread or the device thread ---------------------------------------------------------
+
+    def _enqueue(self, step: Step, slot: Slot, payload: Any, previous: Any) -> None:
+        """Everything that touches the compute stream. Raises `_Failed`."""
+        pipeline, program, extras = self.pipeline, step.program, step.extras
+        stream = pipeline.compute_stream
+        memory = slot.item
+        what = "launch raised"
         try:
-            stream.isolate()
-            if step.copy_end is not None:
-                stream.wait(step.copy_end)
-            memory = slot.item
-            if extras is not None:
-                for fence in extras.wait_for:
+            if extras is None and slot.fixed_image is None:
+                step.device_start = stream.begin(step.copy_end)
+            else:
+                stream.isolate()
+                if step.copy_end is not None:
+                    stream.wait(step.copy_end)
+                for fence in () if extras is None else extras.wait_for:
                     stream.wait(fence)
-                if extras.after is not None and program.has_feed and memory.feed_host is not None:
-                    self._feed(job, step)
-            if slot.fixed_image is not None and memory.image is not None:
-                step.d2d_start = stream.record()
-                if step.copy_nbytes > 0:
-                    stream.copy(slot.fixed_image, memory.image, step.copy_nbytes)
-            step.device_start = stream.record()
-            used = program.launch(job.payload, slot, stream)
+                if extras is not None and extras.after is not None and program.has_feed:
+                    what = "feed raised"
+                    self._feed(step, slot, extras, payload, previous)
+                    what = "launch raised"
+                step.device_start = self._to_fixed_address(step, slot)
+            used = program.launch(payload, slot, stream)
             step.device_end = step.output_done = stream.record()
             capacity = program.output_nbytes
             nbytes = capacity if used is None else operator.index(used)
@@ -119,66 +138,72 @@ class LaunchStage(Stage):
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 step.output_done = stream.record()
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-            job.error = exc
-            self._fence_the_rest(job)
-        step.launch_end_ns = pipeline.now()
+        except Exception as exc:
+            raise _Failed(what, self._fence_the_rest(step, exc)) from exc
+        finally:
+            step.launch_end_ns = pipeline.now()
 
-    def _feed(self, job: LaunchJob, step: Step) -> None:
-        pipeline, memory, extras = self.pipeline, job.slot.item, step.extras
-        if memory.feed_host is None or memory.feed is None or extras is None:
+    def _fence_the_rest(self, step: Step, cause: Exception) -> Exception:
+        """Some work may be enqueued already: the slot comes back behind a fence after all of it. Gives the cause."""
+        try:
+            step.output_done = self.pipeline.compute_stream.record()
+        except OrchError as unfenced:
+            step.output_done = None
+            return unfenced if isinstance(unfenced, DeviceLost) else cause
+        return cause
+
+    def enqueue_failed(self, step: Step, cause: Exception) -> None:
+        """The express way could not launch the step."""
+        cause = self._fence_the_rest(step, cause)
+        step.launch_end_ns = self.pipeline.now()
+        self._launch_failed(step, _Failed("launch raised", cause))
+
+    def _feed(self, step: Step, slot: Slot, extras: Extras, payload: Any, previous: Any) -> None:
+        pipeline, memory = self.pipeline, slot.item
+        if memory.feed_host is None or memory.feed is None:
             return
         start = pipeline.now()
-        job.what = "feed raised"
-        view = memory.feed_host.array
         capacity = step.program.sizes.feed_nbytes
-        used = step.program.feed(job.payload, job.previous, view[:capacity])
+        used = step.program.feed(payload, previous, memory.feed_host.array[:capacity])
         nbytes = capacity if used is None else operator.index(used)
         if not 0 <= nbytes <= capacity:
             raise ValueError(f"feed returned {nbytes} bytes, feed_nbytes is {capacity}")
         if nbytes:
             pipeline.compute_stream.copy(memory.feed, memory.feed_host, nbytes)
         extras.feed_ns = pipeline.now() - start
-        job.what = "launch raised"
 
-    def _fence_the_rest(self, job: LaunchJob) -> None:
-        """After a failure some work may be enqueued already: the slot comes back behind a fence after all of it."""
-        try:
-            job.step.output_done = self.pipeline.compute_stream.record()
-        except OrchError as exc:
-            job.step.output_done = None
-            if isinstance(exc, DeviceLost):
-                job.error = exc
+    def _to_fixed_address(self, step: Step, slot: Slot) -> Fence:
+        """Copy the image on the device where the program wants it so; the fence where the kernels start."""
+        stream, image = self.pipeline.compute_stream, slot.item.image
+        if slot.fixed_image is not None and image is not None:
+            step.d2d_start = stream.record()
+            if step.copy_nbytes > 0:
+                stream.copy(slot.fixed_image, image, step.copy_nbytes)
+        return stream.record()
 
-    def _launched(self, job: LaunchJob) -> None:
-        """Back on the loop: the step is on the device, or failed."""
-        pipeline, step = self.pipeline, job.step
+    # -- back on the loop ----------------------------------------------------------------------------------
+
+    def _launched(self, step: Step) -> None:
         program, extras = step.program, step.extras
         if not program.launched:
             program.launched = True
             step.cold_reason = "first_launch"
-        if job.error is not None:
-            self._failed(job, job.error)
-            return
         if step.state != SETTLED:
             step.state = LAUNCHED
-            elapsed = step.launch_end_ns - step.launch_start_ns
-            if elapsed > self.blocked_ns and self.pool is None:
-                self.warn_blocked("launch", step, elapsed)
-        # A step that was cancelled meanwhile is on the device all the same: retire waits for its fence.
-        pipeline.retire.queue.append(step)
-        pipeline.watchdog.start()
+        # Else it was cancelled meanwhile, but is on the device all the same: retire waits for its fence.
+        elapsed = step.launch_end_ns - step.launch_start_ns
+        if elapsed > self.blocked_ns and self.pool is None:
+            self.warn_blocked("launch", step, elapsed)
         if extras is not None:
             extras.after = None
             extras.wait_for = ()
-            if extras.launch_waiters is not None:
-                waiters, extras.launch_waiters = extras.launch_waiters, None
-                for future in waiters:
-                    if not future.done():
-                        future.set_result(None)
+            extras.wake_launch_waiters()
 
-    def _failed(self, job: LaunchJob, cause: Exception) -> None:
-        step = job.step
+    def _launch_failed(self, step: Step, failed: _Failed) -> None:
+        program = step.program
+        if not program.launched:
+            program.launched = True
+            step.cold_reason = "first_launch"
         fence, step.output_done = step.output_done, None
         if fence is None:
             self.lose_slot(step)
@@ -194,4 +219,4 @@ class LaunchStage(Stage):
         # It did not get to the device: settled and recorded at once.
         self.pipeline.on_device -= 1
         step.state = ACQUIRED
-        self.fail_step(step, LaunchError, job.what, cause)
+        self.fail_step(step, LaunchError, failed.what, failed.cause)

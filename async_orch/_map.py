@@ -44,16 +44,9 @@ class _Window(Generic[StepT, ResultT]):
         self.scope: anyio.CancelScope | None = None
         self.changed: asyncio.Future[None] | None = None
 
-    def submit_nowait(self, step: StepT) -> None:
-        """Submit the next step, ``after`` the last one if they are chained."""
-        handle = self.orchestrator.submit_nowait(step, program=self.program, after=self.last)
-        self._keep(handle)
-
     async def submit(self, step: StepT) -> None:
-        """The same, waiting for room."""
-        self._keep(await self.orchestrator.submit(step, program=self.program, after=self.last))
-
-    def _keep(self, handle: StepHandle[ResultT]) -> None:
+        """Submit the next step when there is room, ``after`` the last one if they are chained."""
+        handle = await self.orchestrator.submit(step, program=self.program, after=self.last)
         self.pending.append(handle)
         if self.chain:
             self.last = handle
@@ -121,7 +114,8 @@ class StepIterator(Generic[StepT, ResultT]):
         if self._source is not None and not self._fed:
             self._fed = True
             window.orchestrator.start_feeder(_feed, window, self._source)
-        self._top_up()
+        if not window.pending:
+            self._top_up()
         while not window.pending:
             if self._held:
                 # Other callers have taken all the room: stand in line like anyone else.
@@ -135,26 +129,25 @@ class StepIterator(Generic[StepT, ResultT]):
             else:
                 await window.wait_changed()
         handle = window.pending[0]
-        try:
-            result = await handle
-        except OrchError:
-            self._consume()
-            raise
-        # A cancelled wait does not get here: it leaves the step for the next call, even if that settled meanwhile.
-        self._consume()
+        if not handle.done():
+            try:
+                await handle
+            except OrchError:
+                if not handle.done():
+                    raise
+            # A cancelled wait has left the step in its place for the next call.
+        window.pending.popleft()
+        window.signal()
         self._top_up()
-        return result
-
-    def _consume(self) -> None:
-        self._window.pending.popleft()
-        self._window.signal()
+        return handle.result()
 
     def _top_up(self) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
         window, iterator = self._window, self._iterator
         if iterator is None:
             return
-        while len(window.pending) < window.limit:
+        pending, submit = window.pending, window.orchestrator.submit_nowait
+        while len(pending) < window.limit:
             if not self._held:
                 if window.exhausted:
                     return
@@ -168,10 +161,13 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.error = exc
                     return
             try:
-                window.submit_nowait(self._held[0])
+                handle = submit(self._held[0], program=window.program, after=window.last)
             except anyio.WouldBlock:
                 return
             self._held.clear()
+            pending.append(handle)
+            if window.chain:
+                window.last = handle
 
     async def aclose(self) -> None:
         """Stop early; the same as dropping the iterator."""

@@ -42,7 +42,7 @@ class MemoryPlan:
         self, config: OrchestratorConfig, backend: Backend, runtimes: Sequence[ProgramRuntime], *, has_memory: bool
     ) -> None:
         self._backend = backend
-        self._runtimes = runtimes
+        self.runtimes = runtimes
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
         self.step_path_allocs = 0
@@ -102,7 +102,7 @@ class MemoryPlan:
 
     def _make_views(self, staging: Staging) -> None:
         array = staging.buffer.array
-        staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self._runtimes]
+        staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self.runtimes]
 
     def _slot_freed(self, memory: SlotMemory) -> None:
         if self._tells_released:
@@ -145,7 +145,7 @@ class MemoryPlan:
         memory.grow(self._backend, slot_class.sizes)
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="slots", seq=step.seq, before=str(before), after=str(memory.sizes))
-        for runtime in self._runtimes:
+        for runtime in self.runtimes:
             runtime.slots_changed([c for each in self.classes for c in each.memories])
 
     def prepare_staging(self, staging: Staging, step: Step) -> None:

@@ -215,12 +215,11 @@ class Orchestrator(Generic[StepT, ResultT]):
     ) -> StepHandle[ResultT]:
         """As `submit`, but raises `anyio.WouldBlock` instead of waiting."""
         opened = self._ready()
-        pipeline = opened.pipeline
-        if not pipeline.admission.has_room():
+        admission = opened.pipeline.admission
+        if not admission.has_room():
             raise anyio.WouldBlock
         accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
-        pipeline.admission.accept(accepted)
-        pipeline.pump()
+        admission.accept(accepted)
         return StepHandle(accepted)
 
     async def submit(
@@ -266,7 +265,6 @@ class Orchestrator(Generic[StepT, ResultT]):
         pipeline = accepted.pipeline
         if pipeline.admission.has_room():
             pipeline.admission.accept(accepted)
-            pipeline.pump()
             return StepHandle(accepted)
         future = pipeline.new_future()
         pipeline.admission.waiting.append((future, accepted))

@@ -15,6 +15,7 @@ from async_orch._admission import Admission
 from async_orch._barrier import Barriers
 from async_orch._build import BuildStage
 from async_orch._config import OrchestratorConfig
+from async_orch._express import ExpressWay
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
@@ -63,7 +64,7 @@ class Pipeline:
         self.new_future = loop.create_future
         self.config = config
         self.backend = backend
-        self.now = backend.clock_ns
+        self.now = backend.clock_source()
         self.copy_stream, self.compute_stream = streams
         self.memory = memory
         self.staging = memory.staging
@@ -73,6 +74,7 @@ class Pipeline:
         self.watcher = FenceWatcher(self.waker)
         self.serial = config.mode != "pipelined"
         self.queue_depth = config.queue_depth
+        self.blocked_ns = round(config.blocked_warning_s * 1e9)
 
         self.live: dict[int, Step] = {}
         self.on_device = 0
@@ -89,18 +91,33 @@ class Pipeline:
         self.retire = RetireStage(self)
         self.watchdog = FenceWatchdog(self)
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._pumping = False
+        self.pumping = False
         self._again = False
         self._turn_end_ns = 0
+        self.express = ExpressWay(self)
 
     # -- moving --------------------------------------------------------------------------------------------
 
+    def start(self, step: Step) -> None:
+        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues."""
+        if not self.express.clear(step):
+            self.admission.enqueue(step)
+            self.pump()
+            return
+        self.pumping = True
+        try:
+            self.express.run(step)
+        finally:
+            self.pumping = False
+        if self._again or self.retire.queue or self.admission.waiting or self._conditions:
+            self.pump()
+
     def pump(self) -> None:
         """Move every step as far as it can go now. A call from inside a hook asks for another round."""
-        if self._pumping:
+        if self.pumping:
             self._again = True
             return
-        self._pumping = True
+        self.pumping = True
         self._turn_end_ns = 0
         build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
         to_build, to_acquire, to_copy, to_launch = build.queue, acquire.queue, h2d.queue, launch.queue
@@ -122,7 +139,7 @@ class Pipeline:
                     moved = True
                 if admission.waiting and admission.admit():
                     moved = True
-                if barriers:
+                if barriers.standing:
                     barriers.look()
                 if not moved and not self._again:
                     break
@@ -131,7 +148,7 @@ class Pipeline:
             self.settling.fail(PipelineFailed(f"the engine failed: {exc!r}"), exc)
             raise
         finally:
-            self._pumping = False
+            self.pumping = False
         if self._conditions:
             self._tell_conditions()
 
@@ -179,6 +196,9 @@ class Pipeline:
         if slot is None:
             return
         step.slot = None
+        if not fences and not slot.holds:
+            slot.release()
+            return
         pending = [f for f in (*fences, *slot.holds) if f is not None and not f.query()]
         slot.release(*pending)
         for fence in pending:

@@ -9,7 +9,7 @@ import numpy as np
 from async_orch._escape import escapes
 from async_orch._events import emit
 from async_orch._stage import Stage
-from async_orch._step import RETIRING, SETTLED, UNKNOWN, Step
+from async_orch._step import LAUNCHED, RETIRING, SETTLED, UNKNOWN, Step
 from async_orch._workers import WorkerPool
 from async_orch.abc import ByteArray, Fence
 from async_orch.exceptions import (
@@ -25,6 +25,7 @@ from async_orch.exceptions import (
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
+    from async_orch._program import ProgramRuntime
 
 __all__ = ["RetireStage"]
 
@@ -35,7 +36,7 @@ NO_OUTPUT.flags.writeable = False
 
 
 class CollectJob:
-    """One ``collect``, inline or on the collect thread."""
+    """One ``collect`` on the collect thread."""
 
     __slots__ = ("abandoned", "error", "output", "payload", "step", "view")
 
@@ -81,72 +82,109 @@ class RetireStage(Stage):
                 if not step.armed:
                     step.armed = True
                     self.pipeline.watcher.watch(fence)
+                self.pipeline.watchdog.start()
                 break
-            self._retire(step, fence)
+            if self.pool is None:
+                queue.popleft()
+                self.retire(step)
+            else:
+                self._retire_on_thread(step)
             moved = True
         return moved
 
-    def _retire(self, step: Step, fence: Fence | None) -> None:
-        """The head's fence is done. Takes it off the queue unless its collect runs on a thread."""
-        pipeline = self.pipeline
-        step.retire_start_ns = self.last_fence_ns = pipeline.now()
-        self._read_clocks(step)
-        error = None if fence is None else fence.error
-        ghost = step.state == SETTLED
-        if error is not None:
+    def retire(self, step: Step) -> None:
+        """The step's last fence is done, and it is off the queue: collect inline and settle."""
+        fence = self._fence_reached(step)
+        if fence is not None and fence.error is not None:
+            self._device_failed(step, fence.error)
+        elif step.state == LAUNCHED:
+            step.state = RETIRING
+            self._collect_inline(step)
+        elif self.pipeline.settling.needed(step):
+            self._collect_inline(step)
+        else:
+            self._detached(step)
+
+    def _retire_on_thread(self, step: Step) -> None:
+        """The same with ``collect`` on its thread; the step stays at the head until that is over."""
+        fence = self._fence_reached(step)
+        if fence is not None and fence.error is not None:
             self.queue.popleft()
-            self._device_failed(step, error, ghost=ghost)
-        elif ghost and not pipeline.settling.needed(step):
+            self._device_failed(step, fence.error)
+            return
+        if step.state == LAUNCHED:
+            step.state = RETIRING
+        elif not self.pipeline.settling.needed(step):
             self.queue.popleft()
             self._detached(step)
+            return
+        if step.program.has_collect:
+            self._send(step)
         else:
-            if not ghost:
-                step.state = RETIRING
-            self._start_collect(step)
-        step.copy_start = step.copy_end = step.d2d_start = None
-        step.device_start = step.device_end = step.output_done = None
+            self.queue.popleft()
+            self._collect_inline(step)
+
+    def _fence_reached(self, step: Step) -> Fence | None:
+        """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
+        step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
+        fence = step.output_done
+        self.read_clocks(step)
+        return fence
 
     # -- collecting ----------------------------------------------------------------------------------------
 
-    def _start_collect(self, step: Step) -> None:
-        program, slot = step.program, step.slot
-        view = NO_OUTPUT if slot is None else slot.item.output_view
+    def view(self, step: Step) -> ByteArray:
+        """What ``collect`` sees of the step's output."""
+        slot = step.slot
+        view = None if slot is None else slot.item.output_view
         if view is None:
-            view = NO_OUTPUT
-        elif view.nbytes != step.d2h_nbytes:
-            view = view[: max(step.d2h_nbytes, 0)]
-        job = CollectJob(step, view)
-        if not program.has_collect:
-            # An engine's result came with its fence; a program without collect has none.
-            job.output = getattr(step.output_done, "result", None) if program.slot_at_build else None
-            self.queue.popleft()
-            self._collected(job)
-            return
-        if self.pool is None:
-            self.queue.popleft()
-            self._collect(job)
-            self._collected(job)
-            elapsed = step.retire_end_ns - step.retire_start_ns
+            return NO_OUTPUT
+        return view if view.nbytes == step.d2h_nbytes else view[: max(step.d2h_nbytes, 0)]
+
+    @staticmethod
+    def escaped(program: ProgramRuntime) -> OutputEscaped:
+        """The error for a collect that kept memory of its view."""
+        return OutputEscaped(
+            f"collect of {type(program.program).__name__} returned memory of the output view, "
+            "which a later step overwrites; return a copy, e.g. output.copy()"
+        )
+
+    def _collect_inline(self, step: Step) -> None:
+        program = step.program
+        output: Any = None
+        failure: Exception | None = None
+        if program.has_collect:
+            view = self.view(step)
+            try:
+                output = program.collect(step.payload, view)
+                if output is not None and escapes(output, view):
+                    raise self.escaped(program)
+            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                failure = exc
+            elapsed = self.pipeline.now() - step.retire_start_ns
             if elapsed > self.blocked_ns:
                 self.warn_blocked("collect", step, elapsed)
-            return
-        self.collecting = job
+        elif program.slot_at_build:
+            # An engine's result comes with its fence; a program without collect has none.
+            output = getattr(step.output_done, "result", None)
+        self.collected(step, output, failure)
+
+    def _send(self, step: Step) -> None:
+        job = self.collecting = CollectJob(step, self.view(step))
         limit_s = self.pipeline.config.collect_timeout_s
         if limit_s is not None:
             extras = step.ensure_extras()
             extras.stage_timer = self.pipeline.loop.call_later(limit_s, self._overdue, job)
-        self.pool.submit(job)
+        if self.pool is not None:
+            self.pool.submit(job)
 
     def _collect(self, job: CollectJob) -> None:
-        """The hook itself; on the loop's thread or the collect thread."""
+        """On the collect thread."""
         program, view = job.step.program, job.view
         try:
             output = program.collect(job.payload, view)
             if output is not None and escapes(output, view):
-                raise OutputEscaped(
-                    f"collect of {type(program.program).__name__} returned memory of the output view, "
-                    "which a later step overwrites; return a copy, e.g. output.copy()"
-                )
+                raise self.escaped(program)
             job.output = output
         except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             job.error = exc
@@ -166,22 +204,28 @@ class RetireStage(Stage):
             extras.stage_timer.cancel()
             extras.stage_timer = None
         self.queue.popleft()
-        self._collected(job)
+        self.collected(job.step, job.output, job.error)
         return True
 
-    def _collected(self, job: CollectJob) -> None:
-        """Back on the loop: the slot returns, then the step settles."""
-        pipeline, step = self.pipeline, job.step
+    def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
+        """The slot returns, then the step settles."""
+        pipeline = self.pipeline
         step.retire_end_ns = pipeline.now()
-        pipeline.release_slot(step)
-        if job.error is None:
-            step.output = job.output
+        slot = step.slot
+        if slot is not None and not slot.holds:
+            step.slot = None
+            slot.release()
+        else:
+            pipeline.release_slot(step)
+        step.copy_end = step.device_end = step.output_done = None
+        if failure is None:
+            step.output = output
             step.collected = True
         if step.state == SETTLED:
-            # Detached meanwhile, or for a dependent's sake only.
+            # Detached meanwhile, or collected for a dependent's sake only.
             self._detached(step)
-        elif job.error is not None:
-            self.fail_step(step, CollectError, "collect raised", job.error)
+        elif failure is not None:
+            self.fail_step(step, CollectError, "collect raised", failure)
         else:
             pipeline.settling.settle(step, "completed")
 
@@ -229,9 +273,11 @@ class RetireStage(Stage):
             pipeline.sink(step)
         pipeline.settling.detached_ended(step)
 
-    def _device_failed(self, step: Step, error: BaseException, *, ghost: bool) -> None:
+    def _device_failed(self, step: Step, error: BaseException) -> None:
         """Say which part of the step's device work failed."""
-        if ghost:
+        copy_end, device_end = step.copy_end, step.device_end
+        step.copy_end = step.device_end = step.output_done = None
+        if step.state == SETTLED:
             self._detached(step)
             if self.is_lost(error):
                 self.pipeline.settling.device_lost(step, error)
@@ -239,9 +285,9 @@ class RetireStage(Stage):
                 emit("warning", "step.failed", step_id=step.step_id, seq=step.seq, error=str(error), detached=True)
             return
         step.state = RETIRING
-        if step.copy_end is not None and step.copy_end.error is not None:
+        if copy_end is not None and copy_end.error is not None:
             self._fail(step, CopyError, "the copy of its image failed on the device", error)
-        elif step.device_end is not None and step.device_end.error is not None:
+        elif device_end is not None and device_end.error is not None:
             self._fail(step, LaunchError, "its kernels failed on the device", error)
         else:
             self._fail(step, CollectError, "the copy of its output failed on the device", error)
@@ -251,15 +297,16 @@ class RetireStage(Stage):
         self.pipeline.release_slot(step)
         self.fail_step(step, kind, what, cause)
 
-    def _read_clocks(self, step: Step) -> None:
-        """Turn the step's fences into numbers; fences are few on some devices and must not live on in results."""
+    def read_clocks(self, step: Step) -> None:
+        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with."""
         copy_start, copy_end = step.copy_start, step.copy_end
         if copy_start is not None and copy_end is not None:
-            elapsed = copy_end.elapsed_ns(copy_start)
-            started = copy_start.time_ns()
-            if elapsed is not None and started is not None:
-                step.h2d_ns, step.h2d_start_ns = elapsed, started
+            started, ended = copy_start.time_ns(), copy_end.time_ns()
+            if started is not None and ended is not None:
+                step.h2d_start_ns, step.h2d_ns = started, ended - started
+            step.copy_start = None
         start, end, done = step.device_start, step.device_end, step.output_done
+        step.device_start = None
         if start is None or end is None or done is None:
             return
         start_ns, end_ns = start.time_ns(), end.time_ns()
@@ -268,10 +315,13 @@ class RetireStage(Stage):
         step.device_start_ns, step.device_ns = start_ns, end_ns - start_ns
         if step.d2d_start is not None:
             step.d2d_ns = start.elapsed_ns(step.d2d_start) or 0
-        if step.d2h_nbytes > 0:
-            step.d2h_ns = done.elapsed_ns(end) or 0
+            step.d2d_start = None
         previous = self.device_end_ns
         if previous is not None:
             step.bubble_ns = start_ns - previous
             step.starved_ns = max(0, min(step.accept_ns, start_ns) - previous)
-        self.device_end_ns = end_ns if done is end else (done.time_ns() or end_ns)
+        if done is not end:
+            done_ns = done.time_ns()
+            if done_ns is not None:
+                step.d2h_ns, end_ns = done_ns - end_ns, done_ns
+        self.device_end_ns = end_ns

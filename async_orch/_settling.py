@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from async_orch._events import emit
-from async_orch._step import BUILDING, LAUNCHED, LAUNCHING, SETTLED, Extras, Step
+from async_orch._step import BUILDING, LAUNCHED, LAUNCHING, SETTLED, UNKNOWN, Extras, Step
 from async_orch.exceptions import (
     DependencyFailed,
     DeviceLost,
@@ -43,7 +43,7 @@ class Settling:
         step.state = SETTLED
         step.outcome = outcome
         step.error = error
-        step.settled_ns = pipeline.now()
+        step.settled_ns = pipeline.now() if step.retire_end_ns == UNKNOWN else step.retire_end_ns
         del pipeline.live[step.seq]
         if step.step_id is not step.seq:
             pipeline.admission.named.pop(step.step_id, None)
@@ -122,11 +122,7 @@ class Settling:
         extras.stop_timers()
         extras.after = None
         extras.wait_for = ()
-        if extras.launch_waiters is not None:
-            for future in extras.launch_waiters:
-                if not future.done():
-                    future.set_result(None)
-            extras.launch_waiters = None
+        extras.wake_launch_waiters()
 
     def _expire(self, step: Step) -> None:
         if step.state == SETTLED or step.extras is None:

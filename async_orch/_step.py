@@ -54,6 +54,13 @@ class Extras:
         self.launch_waiters: list[asyncio.Future[None]] | None = None
         self.waiting_since_ns = self.feed_wait_ns = self.feed_ns = UNKNOWN
 
+    def wake_launch_waiters(self) -> None:
+        """The step was launched, or will never be."""
+        waiters, self.launch_waiters = self.launch_waiters, None
+        for future in waiters or ():
+            if not future.done():
+                future.set_result(None)
+
     def stop_timers(self) -> None:
         """Forget the step's time limits."""
         for timer in (self.timer, self.stage_timer):

@@ -65,47 +65,52 @@ class H2DStage(Stage):
         self._watched: Fence | None = None
 
     def advance(self) -> bool:
-        pipeline, queue = self.pipeline, self.queue
-        to_launch = pipeline.launch.queue
+        queue, depth = self.queue, self.pipeline.queue_depth
+        to_launch = self.pipeline.launch.queue
         moved = False
-        while queue and len(to_launch) < pipeline.queue_depth:
+        while queue and len(to_launch) < depth:
             step = queue.popleft()
             moved = True
-            staging, slot = step.staging, step.slot
-            if staging is not None and slot is not None and not self._copy(step, staging, slot):
-                continue
-            to_launch.append(step)
+            if step.staging is None or self.copy(step):
+                to_launch.append(step)
         return moved
 
-    def _copy(self, step: Step, staging: Lease[Staging], slot: Slot) -> bool:
-        pipeline, stream = self.pipeline, self.pipeline.copy_stream
+    def copy(self, step: Step) -> bool:
+        """Enqueue the copy of the step's image; False if that failed, and the step with it."""
+        staging, slot = step.staging, step.slot
+        if staging is None or slot is None:
+            return False
+        pipeline = self.pipeline
+        stream, image = pipeline.copy_stream, slot.item.image
         step.h2d_start_ns = pipeline.now()
-        image = slot.item.image
         try:
-            stream.isolate()
-            step.copy_start = stream.record()
+            step.copy_start = stream.begin()
             if step.copy_nbytes and image is not None:
                 stream.copy(image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
+            fence = step.copy_end = stream.record()
         except OrchError as exc:
-            if self._end_copy(step, staging):
-                self.fail_step(step, CopyError, "enqueuing the copy failed", exc)
-            return False
-        return self._end_copy(step, staging)
-
-    def _end_copy(self, step: Step, staging: Lease[Staging]) -> bool:
-        """Hand staging over to the copy's fence; False if that failed, and the step with it."""
-        try:
-            fence = step.copy_end = self.pipeline.copy_stream.record()
-        except OrchError as exc:
-            # Without a fence nobody can tell when the copy is over: staging and slot are never reused.
-            step.staging = None
-            self.pipeline.staging.quarantine(staging)
-            self.lose_slot(step)
-            self.fail_step(step, CopyError, "recording the copy's fence failed", exc)
+            self.copy_failed(step, exc)
             return False
         step.staging = None
-        self.copying.append((fence, staging))
+        if not self.copying and fence.query():
+            staging.release()
+        else:
+            self.copying.append((fence, staging))
         return True
+
+    def copy_failed(self, step: Step, cause: OrchError) -> None:
+        """Part of it may be enqueued: staging and slot come back behind a fence, or never without one."""
+        staging, step.staging = step.staging, None
+        try:
+            fence = step.copy_end = self.pipeline.copy_stream.record()
+        except OrchError:
+            if staging is not None:
+                staging.quarantine()
+            self.lose_slot(step)
+        else:
+            if staging is not None:
+                self.copying.append((fence, staging))
+        self.fail_step(step, CopyError, "enqueuing the copy failed", cause)
 
     def reclaim(self) -> bool:
         """Free the staging whose copies are done; copies of one stream end in order."""

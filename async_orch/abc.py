@@ -199,6 +199,16 @@ class Stream(ABC):
         whose errors are sticky ignore it: there a failure is a `DeviceLost`.
         """
 
+    def begin(self, after: Fence | None = None) -> Fence:
+        """Start a step's work here: `isolate`, `wait` for ``after`` if given, then `record` where it starts.
+
+        One call for what every step does; override it where three are dear.
+        """
+        self.isolate()
+        if after is not None:
+            self.wait(after)
+        return self.record()
+
     def idle(self) -> bool:
         """Whether everything enqueued so far is done."""
         return self.record().query()
@@ -270,6 +280,10 @@ class Backend(ABC):
     def clock_ns(self) -> int:
         """The clock of all records; CLOCK_MONOTONIC unless the device keeps virtual time."""
         return time.monotonic_ns()
+
+    def clock_source(self) -> Callable[[], int]:
+        """A function that reads the clock of `clock_ns`; the engine calls it several times a step."""
+        return time.monotonic_ns if type(self).clock_ns is Backend.clock_ns else self.clock_ns
 
     @property
     def allocated_nbytes(self) -> int | None:

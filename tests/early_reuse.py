@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from async_orch import Lease, Slot, SlotSpec, StepProgram
-from async_orch._launch import LaunchJob, LaunchStage
-from async_orch._retire import RetireStage
-from async_orch._slot import Staging
-from async_orch._step import Step
-from async_orch._transfer import H2DStage
+from async_orch import Lease, Orchestrator, Slot, SlotSpec, StepProgram
+from async_orch._ring import Ring
 from async_orch.abc import ByteArray, Fence, Stream
 
 __all__ = ["BROKEN", "NBYTES", "SumUp"]
@@ -25,6 +21,7 @@ class SumUp(StepProgram[int, tuple[int, int]]):
     """Gives the step's number twice: once straight from the image, once by way of the workspace and a second kernel."""
 
     slot = SlotSpec(image_nbytes=NBYTES, workspace_nbytes=NBYTES, output_nbytes=NBYTES)
+    orchestrator: Orchestrator[int, tuple[int, int]]
 
     def build(self, step: int, image: Any) -> int | None:
         image.view(np.int64)[:] = step
@@ -50,49 +47,60 @@ def _second(image: ByteArray, workspace: ByteArray, output: ByteArray) -> None:
     values[1] = workspace.view(np.int64)[-1]
 
 
-_end_copy, _launched, _start_collect = H2DStage._end_copy, LaunchStage._launched, RetireStage._start_collect
+class _Broken(SumUp):
+    """Gives a buffer back too early, without ending its lease: a ring without generations, which show it too."""
+
+    gives_back_slots = True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slots: dict[int, Slot] = {}
+        self.images: dict[int, int] = {}
+        original = Ring.release
+
+        def release(ring: Ring[Any], lease: Lease[Any], fences: Sequence[Fence] = ()) -> None:
+            if isinstance(lease, Slot) != self.gives_back_slots:  # else it is back since long
+                original(ring, lease, fences)
+
+        monkeypatch.setattr(Ring, "release", release)
+
+    def build(self, step: int, image: Any) -> int | None:
+        self.images[step] = image.ctypes.data
+        return super().build(step, image)
+
+    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+        self.slots[step] = slot
+        return super().launch(step, slot, stream)
 
 
-def _staging_at_enqueue(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_copy(self: H2DStage, step: Step, staging: Lease[Staging]) -> bool:
-        enqueued = _end_copy(self, step, staging)
-        staging.release()
-        return enqueued
+class _StagingAtEnqueue(_Broken):
+    gives_back_slots = False
 
-    monkeypatch.setattr(H2DStage, "_end_copy", end_copy)
-
-
-def _slot_at_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launched(self: LaunchStage, job: LaunchJob) -> None:
-        _launched(self, job)
-        _give_back(job.slot)
-
-    monkeypatch.setattr(LaunchStage, "_launched", launched)
-    monkeypatch.setattr(Slot, "release", _already_given_back)
+    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+        opened = self.orchestrator._opened
+        assert opened is not None
+        staging = opened.pipeline.staging
+        addresses = [item.buffer.handle for item in staging.items]
+        staging._put_back(addresses.index(self.images[step]))  # its copy is enqueued, not done
+        return super().launch(step, slot, stream)
 
 
-def _slot_before_collect(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_collect(self: RetireStage, step: Step) -> None:
-        if step.slot is not None:
-            _give_back(step.slot)
-        _start_collect(self, step)
-
-    monkeypatch.setattr(RetireStage, "_start_collect", start_collect)
-    monkeypatch.setattr(Slot, "release", _already_given_back)
+class _SlotAtLaunch(_Broken):
+    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+        used = super().launch(step, slot, stream)
+        slot._ring._put_back(slot.index)
+        return used
 
 
-def _give_back(slot: Slot) -> None:
-    """Make the slot free without ending its lease: a ring without generations, which would show the mistake too."""
-    slot._ring._put_back(slot.index)
+class _SlotBeforeCollect(_Broken):
+    def collect(self, step: int, output: ByteArray) -> tuple[int, int]:
+        slot = self.slots[step]
+        slot._ring._put_back(slot.index)
+        return super().collect(step, output)
 
 
-def _already_given_back(slot: Slot, *fences: Fence) -> None:
-    """The slot is back since long."""
-
-
-BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "staging released at enqueue": _staging_at_enqueue,
-    "slot released at launch": _slot_at_launch,
-    "slot released before collect": _slot_before_collect,
+BROKEN: dict[str, type[_Broken]] = {
+    "staging released at enqueue": _StagingAtEnqueue,
+    "slot released at launch": _SlotAtLaunch,
+    "slot released before collect": _SlotBeforeCollect,
 }
-"""What breaks the engine's rings for one test."""
+"""Programs that break the engine's rings for one test."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -115,6 +116,9 @@ class SimBackend(SoftwareBackend):
         if self.faults is None or not isinstance(stream, SoftwareStream) or self.adopted(stream):
             return stream
         return FaultyStream(stream, self.faults, self._device)
+
+    def clock_source(self) -> Callable[[], int]:
+        return time.monotonic_ns if self._timeline is None else self._timeline.now_ns
 
     def clock_ns(self) -> int:
         return time.monotonic_ns() if self._timeline is None else self._timeline.now_ns()

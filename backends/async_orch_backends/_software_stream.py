@@ -78,8 +78,11 @@ class SoftwareStream(Stream):
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
             raise _outside(dst, src, nbytes, dst_offset, src_offset)
-        target = dst.array[dst_offset:dst_end]
-        source = src.array[src_offset:src_end]
+        target, source = dst.array, src.array
+        if nbytes != dst.nbytes:
+            target = target[dst_offset:dst_end]
+        if nbytes != src.nbytes:
+            source = source[src_offset:src_end]
         worker = self._worker
         costs = self._costs
         if costs is None:
@@ -143,6 +146,13 @@ class SoftwareStream(Stream):
                 worker.error = worker.error or failure_of(fence)
                 return
         worker.put(Wait(fence))
+
+    def begin(self, after: Fence | None = None) -> Fence:
+        worker = self._worker
+        if worker.idle and (after is None or after.query()):
+            error = worker.error = None if after is None or after.error is None else failure_of(after)
+            return DoneFence(self._clock_ns(), error)
+        return super().begin(after)
 
     def isolate(self) -> None:
         worker = self._worker

@@ -17,10 +17,12 @@ from async_orch.testing import Fault, FaultPlan, leak_check, run_virtual
 from tests.early_reuse import BROKEN, NBYTES, SumUp
 
 
-async def wrong_steps(backend: Backend, count: int, **options: Any) -> list[int]:
+async def wrong_steps(backend: Backend, count: int, program: SumUp | None = None, **options: Any) -> list[int]:
     """The steps of a run whose results are not theirs."""
     wrong = []
-    async with Orchestrator(SumUp(), backend, **options) as orch:
+    program = SumUp() if program is None else program
+    async with Orchestrator(program, backend, **options) as orch:
+        program.orchestrator = orch
         step = 0
         async for result in orch.map(range(count)):
             if result.output != (step, step):
@@ -55,8 +57,8 @@ async def test_early_reuse_does_not_happen_in_real_time() -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_each_broken_ring_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Released before its last fence, a buffer gives wrong data at once; the unbroken rings above do not."""
-    BROKEN[name](monkeypatch)
-    assert len(run_virtual(_virtual(20, slots=3))) >= 10
+    program = BROKEN[name](monkeypatch)
+    assert len(run_virtual(_virtual(20, program=program, slots=3))) >= 10
 
 
 class _ReadLate(SumUp):

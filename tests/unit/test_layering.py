@@ -31,7 +31,7 @@ LAYERS = [
     {"_program", "_timings", "_handle"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_programs", "_targets"},
-    {"_build", "_transfer", "_launch", "_retire"},
+    {"_build", "_transfer", "_launch", "_retire", "_express"},
     {"_pipeline"},
     {"_opening"},
     {"_statistics", "_submission", "_reopening", "_map"},
