@@ -1,18 +1,21 @@
-"""Rings that are broken on purpose, and a program whose results show it."""
+"""A program whose results show early reuse, rings that are broken on purpose, and runs under fire."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from async_orch import Lease, Orchestrator, Slot, SlotSpec, StepProgram
+from async_orch import Lease, Orchestrator, Slot, SlotSpec, StepProgram, open_backend
 from async_orch._ring import Ring
 from async_orch.abc import ByteArray, Fence, Stream
+from async_orch.exceptions import OrchError
+from async_orch.testing import Fault, FaultPlan, leak_check
 
-__all__ = ["BROKEN", "NBYTES", "SumUp"]
+__all__ = ["BROKEN", "NBYTES", "SumUp", "run_under_fire"]
 
 NBYTES = 64
 
@@ -104,3 +107,36 @@ BROKEN: dict[str, type[_Broken]] = {
     "slot released before collect": _SlotBeforeCollect,
 }
 """Programs that break the engine's rings for one test."""
+
+
+async def run_under_fire(seed: int, count: int) -> tuple[int, int]:
+    """Steps with random cancels and faults; gives the number of completed ones and of those that were wrong."""
+    choices = random.Random(seed)
+    plan = FaultPlan(
+        Fault(action="raise", operation="copy", probability=0.02),
+        Fault(action="raise", operation="launch", probability=0.02),
+        Fault(action="short_copy", operation="copy", probability=0.02, copied_nbytes=5),
+        Fault(action="delay", operation="launch", probability=0.05, delay_ns=70_000_000),
+        seed=seed,
+    )
+    backend = open_backend("sim:adversary", clock="virtual", faults=plan)
+    done = wrong = 0
+    with leak_check(backend) as leaks:
+        async with leaks.watch(Orchestrator(SumUp(), backend, slots=choices.randint(1, 4))) as orch:
+            handles = []
+            for step in range(count):
+                handle = await orch.submit(step)
+                handles.append((step, handle))
+                if choices.random() < 0.1:
+                    handles[choices.randrange(len(handles))][1].cancel()
+                if choices.random() < 0.3 or len(handles) > 8:
+                    oldest, waited_for = handles.pop(0)
+                    try:
+                        result = await waited_for
+                    except OrchError:
+                        continue
+                    done += 1
+                    wrong += result.output != (oldest, oldest)
+    assert plan.struck.total() > 0
+    backend.close()
+    return done, wrong

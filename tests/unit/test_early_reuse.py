@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ from async_orch_backends.sim_profile import SimProfile
 
 from async_orch import Orchestrator, Slot, open_backend
 from async_orch.abc import Backend, Buffer, Stream
-from async_orch.exceptions import OrchError
-from async_orch.testing import Fault, FaultPlan, leak_check, run_virtual
-from tests.early_reuse import BROKEN, NBYTES, SumUp
+from async_orch.testing import run_virtual
+from tests.early_reuse import BROKEN, NBYTES, SumUp, run_under_fire
 
 
 async def wrong_steps(backend: Backend, count: int, program: SumUp | None = None, **options: Any) -> list[int]:
@@ -100,42 +98,9 @@ def test_a_third_stream_that_reads_late_needs_hold(hold: bool) -> None:
     assert wrong == [] if hold else len(wrong) >= 10
 
 
-async def _run_under_fire(seed: int, count: int) -> tuple[int, int]:
-    """Steps with random cancels and faults; gives the number of completed ones and of those that were wrong."""
-    choices = random.Random(seed)
-    plan = FaultPlan(
-        Fault(action="raise", operation="copy", probability=0.02),
-        Fault(action="raise", operation="launch", probability=0.02),
-        Fault(action="short_copy", operation="copy", probability=0.02, copied_nbytes=5),
-        Fault(action="delay", operation="launch", probability=0.05, delay_ns=70_000_000),
-        seed=seed,
-    )
-    backend = open_backend("sim:adversary", clock="virtual", faults=plan)
-    done = wrong = 0
-    with leak_check(backend) as leaks:
-        async with leaks.watch(Orchestrator(SumUp(), backend, slots=choices.randint(1, 4))) as orch:
-            handles = []
-            for step in range(count):
-                handle = await orch.submit(step)
-                handles.append((step, handle))
-                if choices.random() < 0.1:
-                    handles[choices.randrange(len(handles))][1].cancel()
-                if choices.random() < 0.3 or len(handles) > 8:
-                    oldest, waited_for = handles.pop(0)
-                    try:
-                        result = await waited_for
-                    except OrchError:
-                        continue
-                    done += 1
-                    wrong += result.output != (oldest, oldest)
-    assert plan.struck.total() > 0
-    backend.close()
-    return done, wrong
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_data_is_right_under_random_cancels_and_faults(seed: int) -> None:
     """Whatever is cancelled or fails, a step that completes has its own data, and nothing is left behind."""
-    done, wrong = run_virtual(_run_under_fire(seed, 300))
+    done, wrong = run_virtual(run_under_fire(seed, 300))
     assert done > 100
     assert wrong == 0
