@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -148,7 +147,7 @@ def _open_files() -> dict[int, str]:
     """Open descriptors and what they lead to; empty where the system does not tell."""
     for folder in _FD_FOLDERS:
         try:
-            names = os.listdir(folder)  # noqa: PTH208 - by name: a Path of a descriptor's link says nothing more
+            names = [entry.name for entry in Path(folder).iterdir()]
         except OSError:
             continue
         found: dict[int, str] = {}

@@ -24,7 +24,7 @@ class SuiteSettings:
     kernels: Kernels
     open_adopting: Callable[[Stream, Stream], Backend] | None
     isolates: bool
-    survives_fork_check: bool
+    refuses_fork: bool
     loop_factory: Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -106,7 +106,7 @@ def conformance_suite(
     kernels: Kernels | None = None,
     open_adopting: Callable[[Stream, Stream], Backend] | None = None,
     isolates: bool = True,
-    survives_fork_check: bool = True,
+    refuses_fork: bool = True,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> type[Any]:
     """A class of pytest tests for a backend; one line in a test module runs them all::
@@ -120,12 +120,12 @@ def conformance_suite(
     kernels:
         Kernels to launch; those of Python callables by default.
     open_adopting:
-        Opens a backend that adopts the caller's compute and copy stream, in this order. Without it those tests are
-        skipped.
+        Opens a backend that adopts the caller's compute and copy stream, in this order; pass on their ``native``
+        where it takes the driver's own. Without it those tests are skipped.
     isolates:
         Whether `Stream.isolate` clears a failure. False where the driver's errors are sticky.
-    survives_fork_check:
-        False where a fork while the device is open is not even defined enough to be refused.
+    refuses_fork:
+        Whether use in a child that was forked while the device was open is refused. False skips that test.
     loop_factory:
         Makes the event loop of a test; `VirtualClockLoop` for a backend in virtual time.
 
@@ -159,7 +159,7 @@ def conformance_suite(
         PythonKernels() if kernels is None else kernels,
         open_adopting,
         isolates,
-        survives_fork_check,
+        refuses_fork,
         loop_factory,
     )
     return type("ConformanceSuite", bases, {"settings": settings, "__doc__": "The conformance suite of async_orch."})

@@ -103,13 +103,13 @@ class ClosingTests(Suite):
         if self.settings.open_adopting is None:
             pytest.skip("no open_adopting= was given")
         adopting = self.settings.open_adopting(compute, copy)
-        assert adopting.create_stream("compute") is compute
-        assert adopting.create_stream("copy") is copy
+        own = [adopting.create_stream(name) for name in ("compute", "copy")]
+        assert [stream.native for stream in own] == [compute.native, copy.native]
         counter = device.upload(b"\0")
         device.kernels.add_one(compute, counter)
         copy.wait(compute.record())
-        adopting.close_stream(compute)
-        adopting.close_stream(copy)
+        for stream in own:
+            adopting.close_stream(stream)
         adopting.close()
         device.kernels.add_one(copy, counter)
         compute.synchronize(PATIENCE_S)
@@ -119,8 +119,8 @@ class ClosingTests(Suite):
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
     def test_a_forked_child_is_refused(self, device: OpenDevice) -> None:
         """Streams and allocations of the parent raise in the child instead of hanging; the parent goes on."""
-        if not self.settings.survives_fork_check:
-            pytest.skip("survives_fork_check=False")
+        if not self.settings.refuses_fork:
+            pytest.skip("refuses_fork=False")
         counter, stream = device.upload(b"\0"), device.backend.create_stream("compute")
         device.kernels.add_one(stream, counter)
         stream.synchronize(PATIENCE_S)
