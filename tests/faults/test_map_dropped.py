@@ -10,8 +10,8 @@ from typing import Any
 from anyio import wait_all_tasks_blocked
 
 from async_orch import Orchestrator
+from async_orch.testing import ManualBackend
 from tests.faults.support import assert_balanced
-from tests.manual_backend import ManualBackend
 from tests.programs import Square
 
 
