@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Barrier", "Barriers", "inside_barrier"]
 
+
 class Barrier:
     """One barrier: steps before `bound` come first, those from it on are not launched while it stands."""
 

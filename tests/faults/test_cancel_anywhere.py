@@ -16,13 +16,13 @@ from typing import Any
 
 import anyio
 import pytest
+from async_orch_backends.host import HostBackend
+from async_orch_backends.sim import SimBackend
+from async_orch_backends.sim_profile import SimProfile
 
 from async_orch import Orchestrator, StepHandle
 from async_orch.abc import ByteArray
 from async_orch.exceptions import OrchError, StepCancelled
-from async_orch_backends.host import HostBackend
-from async_orch_backends.sim import SimBackend
-from async_orch_backends.sim_profile import SimProfile
 from tests.faults.driving import Moment, Suspensions, at_pump
 from tests.faults.support import Records, assert_balanced, assert_no_tasks, assert_no_threads, no_log_thread
 from tests.faults.test_after_and_barrier import Fed
@@ -110,6 +110,7 @@ class Trial:
         self.kind, self.slots, self.scenario, self.options = kind, slots, scenario, options
         self.handles: list[StepHandle[int]] = []
         self.records = Records()
+        self.entered = False
 
     async def body(self) -> None:
         self.program = Fed()
@@ -117,6 +118,7 @@ class Trial:
             self.program, self.backend, slots=self.slots, queue_depth=1, step_log=self.records, **self.options
         )
         async with self.orch:
+            self.entered = True
             await self.scenario(self.orch, self.handles)
 
     async def cancelled_at(self, suspension: int, pump: int, moment: Moment, *, native: bool) -> tuple[int, int, bool]:
@@ -146,7 +148,7 @@ class Trial:
         return suspensions.count, len(pumps), task.cancelled() or scope.cancelled_caught
 
     async def check(self) -> None:
-        if hasattr(self, "orch") and self.program.calls:
+        if self.entered:
             assert_balanced(self.orch)
             statistics = self.orch.statistics()
             assert statistics.failed == statistics.threads_abandoned == 0
