@@ -71,7 +71,7 @@ class Faulty(Fed):
             return None
         if hook == self.hook and self.fault == "raises":
             raise ArithmeticError(hook)
-        if hook == self.hook and "hangs" in self.fault or (hook == "build" and "timeout_s` in" in self.fault):
+        if (hook == self.hook and "hangs" in self.fault) or (hook == "build" and "timeout_s` in" in self.fault):
             self.release.wait(30)
         if hook == self.hook and "allocates" in self.fault and self.device is not None:
             self.device.alloc(64)
@@ -109,7 +109,6 @@ async def observe(hook: str, fault: str, policy: Any) -> tuple[str, str, str]:
     options = {"policy": policy, "slots": 4, "queue_depth": 4, "drain_timeout_s": 5.0} | FAULTS[hook, fault]
     async with Orchestrator(program, "host", **options) as orch:
         handles: list[StepHandle[int]] = []
-        program.cancel = lambda: handles[1].cancel()
         # The first only gives the faulty one something to be fed with.
         handles.append(await orch.submit(2))
         await handles[0]
@@ -119,6 +118,7 @@ async def observe(hook: str, fault: str, policy: Any) -> tuple[str, str, str]:
         for step, needs_last in ((FAULTY, True), (3, True), (4, False)):
             limit = 0.05 if step == FAULTY and hook == "clock" else None
             handles.append(orch.submit_nowait(step, after=handles[-1] if needs_last else None, timeout_s=limit))
+        program.cancel = handles[1].cancel
         if fault == "cancels before the launch":
             handles[1].cancel()
         gate.set()

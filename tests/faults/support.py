@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from async_orch import Orchestrator, StepHandle, _opening
 from async_orch._records import RecordMaker, RecordTarget
 from async_orch._step import Step
@@ -61,12 +63,9 @@ class SyncWriter:
 @contextmanager
 def no_log_thread() -> Iterator[None]:
     """Orchestrators opened inside write their records on the loop."""
-    original = _opening.RecordWriter
-    _opening.RecordWriter = SyncWriter  # type: ignore[assignment,misc] # has the methods that are called
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_opening, "RecordWriter", SyncWriter)
         yield
-    finally:
-        _opening.RecordWriter = original  # type: ignore[misc] # put back
 
 
 def assert_balanced(orch: Orchestrator[Any, Any], *, quarantined: int = 0) -> None:
@@ -96,7 +95,7 @@ def assert_no_threads(patience_s: float = 5.0) -> None:
 
 def assert_no_tasks() -> None:
     """Nothing but the present task runs on the loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type] # there is a current task
+    others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others, others
 
 

@@ -1,7 +1,7 @@
 """A cancel at every suspension and at every pump of everything that a caller can await: nothing leaks, nothing hangs.
 
-Not by luck: each scenario is run once to count its suspensions and pumps, and then once for each of them. On the simulated
-device this happens in virtual time, where a pipeline that is stuck ends the loop with `LoopStuck`.
+Not by luck: each scenario is run once to count its suspensions and pumps, and then once for each of them. On the
+simulated device this happens in virtual time, where a pipeline that is stuck ends the loop with `LoopStuck`.
 `ASYNC_ORCH_PROOFS=full` adds ring sizes, moments and modes that take minutes.
 """
 
@@ -39,8 +39,7 @@ async def run(orch: Orch, handles: list[StepHandle[int]]) -> None:
 
 
 async def submit(orch: Orch, handles: list[StepHandle[int]]) -> None:
-    for i in range(5):
-        handles.append(await orch.submit(i, step_id=f"name {i}", timeout_s=60.0))
+    handles += [await orch.submit(i, step_id=f"name {i}", timeout_s=60.0) for i in range(5)]
     for i, handle in enumerate(handles):
         assert (await handle).output == i * i
 
@@ -187,7 +186,7 @@ async def every_cancel(kind: str, slots: int, scenario: Scenario, moments: list[
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
 def test_cancel_at_every_suspension_and_pump_in_virtual_time(scenario: Scenario, slots: int) -> None:
-    """On the simulated device, for both kinds of cancel and all moments: leases back, one record a step, no byte left."""
+    """Both kinds of cancel, all moments, on the simulated device: leases back, one record a step, no byte left."""
     moments: list[Moment] = ["now", "next tick", "as it completes"] if FULL or slots == 1 else ["as it completes"]
     assert execute("sim", every_cancel("sim", slots, scenario, moments)) > 0
     assert_no_threads()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from async_orch import Orchestrator
-from tests.faults.support import assert_balanced
+from tests.faults.support import assert_balanced, eventually
 from tests.manual_backend import ManualBackend
 from tests.programs import Square
 
@@ -35,8 +35,7 @@ def test_an_iterator_dropped_between_two_runs_of_its_loop_stops_when_it_turns_ag
 
     async def first(iterator: Any) -> None:
         waiting = asyncio.ensure_future(anext(iterator))
-        while orch.statistics().on_device == 0:
-            await asyncio.sleep(0)
+        await eventually(lambda: orch.statistics().on_device == 1)
         waiting.cancel()
         await asyncio.wait((waiting,))
 

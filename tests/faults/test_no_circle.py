@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_feed_failures_barriers_and_nested_runs_end_in_any_shape(
 
         async def stop_the_world() -> None:
             for i in range(4):
-                await orch.barrier(lambda i=i: barriers.append(i), rebuild=bool(i % 2))  # type: ignore[misc] # default
+                await orch.barrier(partial(barriers.append, i), rebuild=bool(i % 2))
 
         results: list[int] = []
         failures: list[type[BaseException]] = []
@@ -176,7 +177,6 @@ def test_an_async_source_that_blocks_holds_up_nobody() -> None:
                     break
             await orch.drain()
             assert results == [1, 4]
-            del result
         assert ended == [True]
         assert_balanced(orch)
         assert_no_tasks()

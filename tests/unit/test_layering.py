@@ -19,7 +19,8 @@ PUBLIC = ["async_orch", "async_orch.abc", "async_orch.exceptions", "async_orch.g
 LAYERS = [
     {"exceptions"},
     {"abc"},
-    {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_device", "_finish", "_allocation", "logs"},
+    {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_finish", "_allocation", "logs"},
+    {"_device"},
     {"_config", "_slot", "_step", "_slot_ring"},
     {"_program", "_timings", "_handle"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
