@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 import numpy.typing as npt
 
-from async_orch._touched import touched
+from async_orch._allocation import give_back, touched
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, DeviceError, HotPathAllocation
 
@@ -119,7 +119,7 @@ class Device:
         self._armed = False
         self._shared.clear()
         while self._resident:
-            self._resident.pop().free()
+            give_back(self._resident.pop())
 
 
 @contextmanager

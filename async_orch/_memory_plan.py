@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from async_orch._allocation import give_back, touched
 from async_orch._config import OrchestratorConfig
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
 from async_orch._slot import SlotMemory, SlotSizes, Staging
-from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, Fence
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 
@@ -180,7 +180,7 @@ class MemoryPlan:
         self._make_views(staging)
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="staging", seq=step.seq, before=old.nbytes, after=buffer.nbytes)
-        old.free()
+        give_back(old)
 
     def replace_staging(self) -> None:
         """A quarantined staging buffer is followed by a new one."""
@@ -227,7 +227,7 @@ class MemoryPlan:
         """Free what nobody may still touch: leased and quarantined buffers stay mapped."""
         for i, staging in enumerate(self.staging.items):
             if self.staging.is_free(i):
-                staging.buffer.free()
+                give_back(staging.buffer)
         for slot_class in self.classes:
             for i, memory in enumerate(slot_class.memories):
                 if slot_class.ring.is_free(i):

@@ -21,6 +21,7 @@ from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
 from async_orch._events import emit
+from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
@@ -100,7 +101,9 @@ class Opened:
             self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
             outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
-            self.device_thread = WorkerPool("device", 1, _call, self._wake)
+            waker = Waker(self.loop, self._device_thread_woke)
+            outer.callback(waker.close)
+            self.device_thread = WorkerPool("device", 1, _call, waker.wake)
         emit("info", **opening)
 
     async def open_inner(self, loss: OrchError | None = None) -> None:
@@ -151,9 +154,6 @@ class Opened:
             self.threads_abandoned += 1
 
     # -- hooks on the device thread ------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        self.loop.call_soon_threadsafe(self._device_thread_woke)
 
     def _device_thread_woke(self) -> None:
         if self._hook_done is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pytest
 
-from async_orch import Device, EngineProgram, Layout, Orchestrator, Slot, SlotSpec, StepProgram
+from async_orch import Device, EngineProgram, Layout, Orchestrator, OrchestratorConfig, Slot, SlotSpec, StepProgram
 from async_orch._program import validate_program
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, MisuseError, StepTimeout
@@ -25,7 +25,7 @@ from tests.programs import Square
 def test_a_count_beyond_reason_is_refused_at_once(option: str, limit: int) -> None:
     """A slip of the keyboard does not allocate for minutes."""
     with pytest.raises(ConfigurationError, match=rf"{option}={limit + 1} must be <= {limit}"):
-        Orchestrator(Square(), "sim:instant", **{option: limit + 1})  # type: ignore[arg-type]
+        OrchestratorConfig(**{option: limit + 1})  # type: ignore[arg-type]
 
 
 async def test_rings_larger_than_free_memory_are_refused_before_any_is_touched() -> None:
@@ -140,7 +140,7 @@ async def test_the_opening_event_names_the_log(tmp_path: Any) -> None:
 class Slow(EngineProgram[int, int]):
     """Prepares or reclaims the steps in the sets only when told."""
 
-    def __init__(self, *, prepare: Set[int] = frozenset(), reclaim: Set[int] = frozenset()) -> None:
+    def __init__(self, *, prepare: AbstractSet[int] = frozenset(), reclaim: AbstractSet[int] = frozenset()) -> None:
         self.slow_prepare, self.slow_reclaim = prepare, reclaim
         self.gate = threading.Event()
         self.calls: list[str] = []
