@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from async_orch._allocation import give_back, touched
 from async_orch._config import OrchestratorConfig
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
 from async_orch._slot import SlotMemory, SlotSizes, Staging
-from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, Fence
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 
@@ -44,6 +44,7 @@ class MemoryPlan:
     ) -> None:
         self._backend = backend
         self.runtimes = runtimes
+        self.has_memory = has_memory
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
         self.step_path_allocs = 0
@@ -82,6 +83,7 @@ class MemoryPlan:
             self.staging.add(staging)
             self._make_views(staging)
         total = sum(len(c.memories) for c in self.classes)
+        self._check_room(total)
         count = 0
         for slot_class in self.classes:
             for memory in slot_class.memories:
@@ -96,6 +98,16 @@ class MemoryPlan:
                         f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
                         f"({slot_class.sizes}); lower slots or the sizes ({exc})"
                     ) from exc
+
+    def _check_room(self, total: int) -> None:
+        """Refuse rings that cannot fit before anything of them is touched."""
+        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
+        free = self._backend.free_nbytes()
+        if not self.naive and free is not None and needed > free:
+            raise OutOfDeviceMemory(
+                f"the rings do not fit: {total} slots need {needed} B of device memory, {free} B are free; lower slots "
+                f"or the sizes ({self.classes[-1].sizes})"
+            )
 
     def _make_views(self, staging: Staging) -> None:
         array = staging.buffer.array
@@ -168,7 +180,7 @@ class MemoryPlan:
         self._make_views(staging)
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="staging", seq=step.seq, before=old.nbytes, after=buffer.nbytes)
-        old.free()
+        give_back(old)
 
     def replace_staging(self) -> None:
         """A quarantined staging buffer is followed by a new one."""
@@ -215,7 +227,7 @@ class MemoryPlan:
         """Free what nobody may still touch: leased and quarantined buffers stay mapped."""
         for i, staging in enumerate(self.staging.items):
             if self.staging.is_free(i):
-                staging.buffer.free()
+                give_back(staging.buffer)
         for slot_class in self.classes:
             for i, memory in enumerate(slot_class.memories):
                 if slot_class.ring.is_free(i):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
 from async_orch._events import emit
+from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
@@ -99,7 +101,9 @@ class Opened:
             self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
             outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
-            self.device_thread = WorkerPool("device", 1, _call, self._wake)
+            waker = Waker(self.loop, self._device_thread_woke)
+            outer.callback(waker.close)
+            self.device_thread = WorkerPool("device", 1, _call, waker.wake)
         emit("info", **opening)
 
     async def open_inner(self, loss: OrchError | None = None) -> None:
@@ -135,6 +139,7 @@ class Opened:
             inner.push_async_callback(self.on_device_thread, program.close)
             if program.slot.image_at == "fixed":
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
+            device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
         device.arm()
         self.pipeline.failure = None
@@ -149,9 +154,6 @@ class Opened:
             self.threads_abandoned += 1
 
     # -- hooks on the device thread ------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        self.loop.call_soon_threadsafe(self._device_thread_woke)
 
     def _device_thread_woke(self) -> None:
         if self._hook_done is not None:
@@ -193,7 +195,9 @@ class Opened:
 
     def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
         """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
-        config = asdict(self.config) | {"step_log": None, "observers": len(self.config.observers)}
+        log = self.config.step_log
+        words = str(log) if isinstance(log, str | os.PathLike) else None if log is None else type(log).__name__
+        config = asdict(replace(self.config, step_log=words, observers=())) | {"observers": len(self.config.observers)}
         return {
             "event": "orchestrator.opened",
             "schema": logs.SCHEMA,

@@ -71,7 +71,8 @@ class Settling:
             self._settle_dependents(step)
         if outcome != "detached":
             step.payload = None
-        if outcome == "failed" and self._policy == "fail_pipeline" and pipeline.failure is None:
+        if outcome == "failed" and self._policy == "fail_pipeline" and not isinstance(error, DependencyFailed):
+            # The failure at the root does this, not what it entails: behind a cancel there is none.
             self.fail(PipelineFailed(f"the pipeline failed because a step did: {error}"), error)
 
     def drop(self, step: Step, outcome: str, error: OrchError) -> None:

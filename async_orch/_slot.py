@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from async_orch._allocation import give_back, touched
 from async_orch._ring import Lease, Ring
-from async_orch._touched import touched
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, StaleLease
 
@@ -74,7 +74,7 @@ class SlotMemory:
                     fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
         except BaseException:
             for buffer in fresh.values():
-                buffer.free()
+                give_back(buffer)
             raise
         self.free_device()
         for part, buffer in fresh.items():
@@ -97,7 +97,7 @@ class SlotMemory:
             if buffer is not None:
                 setattr(self, part, buffer)
                 if old is not None:
-                    old.free()
+                    give_back(old)
         if larger.output_view is not None:
             self.output_view = larger.output_view
         self.sizes = sizes.or_larger(self.sizes)
@@ -112,7 +112,7 @@ class SlotMemory:
         for part in _DEVICE_PARTS:
             buffer: Buffer | None = getattr(self, part)
             if buffer is not None:
-                buffer.free()
+                give_back(buffer)
                 setattr(self, part, None)
         self.sizes = SlotSizes()
 
@@ -123,7 +123,7 @@ class SlotMemory:
         for part in ("feed_host", "output_host"):
             buffer: Buffer | None = getattr(self, part)
             if buffer is not None:
-                buffer.free()
+                give_back(buffer)
                 setattr(self, part, None)
 
 

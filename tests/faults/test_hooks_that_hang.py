@@ -12,7 +12,7 @@ from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Stream
 from async_orch.exceptions import StepCancelled, StepTimeout
 from async_orch.testing import ManualBackend
-from tests.faults.support import Records, assert_balanced, eventually
+from tests.faults.support import Records, assert_balanced, assert_no_threads, eventually
 from tests.programs import Square
 
 
@@ -137,3 +137,20 @@ async def test_a_launch_that_hangs_has_its_record_when_the_orchestrator_is_left(
     assert orch.statistics().slots_leased == 1
     assert [b.name for b in backend.live if not b.is_host] == ["slot.image", "slot.workspace", "slot.output"]
     program.release.set()
+
+
+@pytest.mark.parametrize("hook", ["build", "launch", "collect"])
+def test_a_hook_that_returns_after_its_loop_was_closed_harms_nobody(hook: str) -> None:
+    """The thread that was abandoned in it ends quietly: there is no loop left to wake."""
+    program = Stuck(hook)
+    options: Any = {f"{hook}_in": "thread"}
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with Orchestrator(program, "sim:instant", drain_timeout_s=0.05, **options) as orch:
+                await orch.submit(-1)
+                await eventually(program.entered.is_set)
+
+    asyncio.run(main())
+    program.release.set()
+    assert_no_threads()

@@ -125,9 +125,8 @@ async def test_a_sizes_that_raises_refuses_the_step() -> None:
         results = []
         iterator = orch.map([1, 2, -1, 3])
         with pytest.raises(ArithmeticError, match="sizes of -1"):
-            async for result in iterator:
-                output = result.output
-                results.append(output)
+            while True:
+                results.append((await anext(iterator)).output)
         assert results == [1, 4]
         with pytest.raises(StopAsyncIteration):
             await anext(iterator)

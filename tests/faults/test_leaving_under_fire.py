@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -148,10 +149,10 @@ async def test_a_log_target_that_hangs_is_counted() -> None:
 
 
 async def test_the_consumer_of_a_map_is_told_when_its_source_is_cut_off() -> None:
-    """A task that iterates an async source must not take the orchestrator's end for the end of the source."""
+    """Another task that iterates an async source must not take the orchestrator's end for the source's."""
     started = asyncio.Event()
 
-    async def endless() -> Any:
+    async def endless() -> AsyncIterator[int]:
         yield 1
         started.set()
         await asyncio.Event().wait()
@@ -159,9 +160,9 @@ async def test_the_consumer_of_a_map_is_told_when_its_source_is_cut_off() -> Non
     results: list[Any] = []
 
     async def consume(orch: Orchestrator[int, int]) -> None:
-        async for result in orch.map(endless()):
-            output = result.output
-            results.append(output)
+        iterator = orch.map(endless())
+        while True:
+            results.append((await anext(iterator)).output)
 
     async with Orchestrator(Square(), "sim:instant") as orch:
         task = asyncio.ensure_future(consume(orch))

@@ -222,17 +222,17 @@ class BadClock(Fence):
 async def test_a_clock_that_cannot_be_read_is_null_in_the_record() -> None:
     """Times that a driver refuses are unknown; the step itself completes."""
 
-    class ClocklessStream(ManualStream):
+    class BadClockStream(ManualStream):
         def record(self) -> Fence:
             self.run()
             return BadClock()
 
-    class ClocklessBackend(ManualBackend):
+    class BadClockBackend(ManualBackend):
         def create_stream(self, name: str) -> Stream:
-            stream = self.streams[name] = ClocklessStream(name)
+            stream = self.streams[name] = BadClockStream(name)
             return stream
 
-    async with Orchestrator(Square(), ClocklessBackend()) as orch:
+    async with Orchestrator(Square(), BadClockBackend()) as orch:
         result = await orch.run(3)
         assert result.output == 9
         assert result.timings.device_ns is None

@@ -7,11 +7,9 @@ import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
-from anyio import wait_all_tasks_blocked
-
 from async_orch import Orchestrator
 from async_orch.testing import ManualBackend
-from tests.faults.support import assert_balanced
+from tests.faults.support import assert_balanced, eventually
 from tests.programs import Square
 
 
@@ -37,8 +35,7 @@ def test_an_iterator_dropped_between_two_runs_of_its_loop_stops_when_it_turns_ag
 
     async def first(iterator: Any) -> None:
         waiting = asyncio.ensure_future(anext(iterator))
-        await wait_all_tasks_blocked()
-        assert orch.statistics().on_device == 1
+        await eventually(lambda: orch.statistics().on_device == 1)
         waiting.cancel()
         await asyncio.wait((waiting,))
 
