@@ -64,7 +64,7 @@ import asyncio
 from async_orch import Orchestrator, SlotSpec, StepProgram
 
 def write(output, value):
-    output.array[:] = value
+    output[:] = value
 
 class Program(StepProgram):
     slot = SlotSpec(image_nbytes=0, output_nbytes=1)
