@@ -104,6 +104,8 @@ def one_line_error(capsys: pytest.CaptureFixture[str]) -> str:
         (("--prompt", "abc", "--prompt", ""), "prompt 2 is empty"),
         (("--log", "."), "cannot write the step log .: Is a directory; pass --log another file"),
         (("--log", "/etc/passwd/log"), "cannot write the step log /etc/passwd/log: Not a directory"),
+        (("--slots", "100000000"), "slots=100000000 must be <= 4096"),
+        (("--queue-depth", "1000000"), "queue_depth=1000000 must be <= 4096"),
         (("--backend", "\x1b[2J"), r"no backend '\x1b[2J'"),
         (("--prompt", "x" * 60), "prompt 1 is too long: 60 tokens and 5 to generate, but the model has 64"),
     ],
