@@ -163,9 +163,7 @@ class Stream(ABC):
     name: str
 
     @abstractmethod
-    def copy(
-        self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0
-    ) -> None:
+    def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
         """Enqueue a copy of ``nbytes`` bytes; the buffers' memory spaces give the direction.
 
         Neither buffer may be freed, nor the source changed, before a fence recorded after the copy is done.

@@ -1,7 +1,8 @@
-"""What a log says about the steps in it: their parts, cold and warm apart, and what bounds them.
+"""What logs say about the steps in them: their parts, cold and warm apart, and what bounds them.
 
-`analyze` does all of it for a file; `read` and `summarize` are its two halves, for code that selects among the
-records in between::
+`analyze` does all of it for some files. `read_frames` and `summarize_frames` are its two halves: between them stand
+`LogFrames`, the log in columns, for a notebook to go on from. `read` gives records one at a time, for code that
+selects among them, and `summarize` takes such records::
 
     from async_orch.analysis import read, summarize
     from async_orch.logs import StepRecord
@@ -9,17 +10,25 @@ records in between::
     steps = (record for record in read("run.jsonl") if isinstance(record, StepRecord) and record.program == "decode")
     warm = summarize(steps).group("warm")
 
-The package knows the log's schema and nothing of the engine. It reads step records (`async_orch.logs`) and
-``host-orch:`` lines, mixed with each other and with anything else.
+The package knows the log's schema and nothing of the engine. It reads step records (`async_orch.logs`),
+``host-orch:`` lines, ``[STRACE]`` spans, ``[CLOCK_ANCHOR]`` and ``bind phase=`` lines, mixed with each other and with
+anything else, as text, gzip or zstd.
 """
 
 from __future__ import annotations
 
-from async_orch.analysis._lines import MAX_LINE_NBYTES, ByteSource
+from async_orch.analysis._figures import FIGURES
+from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._lines import MAX_LINE_NBYTES
+from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
-from async_orch.analysis._reader import Contradiction, LogReader, Reading, Record, read
+from async_orch.analysis._pieces import Contradiction, Reading, Record
+from async_orch.analysis._reader import LogReader, read
+from async_orch.analysis._scan import LogFrames, Scanner, read_frames
+from async_orch.analysis._sources import ByteSource, Source
+from async_orch.analysis._spans import PhaseSummary, SpanGroup
 from async_orch.analysis._summary import (
-    FIGURES,
     Analysis,
     Group,
     GroupName,
@@ -28,26 +37,42 @@ from async_orch.analysis._summary import (
     analyze,
     is_whole,
     summarize,
+    summarize_frames,
 )
+from async_orch.analysis._table import MISSING, Kind
 from async_orch.analysis._verdict import Verdict
 
 __all__ = [
     "analyze",
     "read",
+    "read_frames",
     "summarize",
+    "summarize_frames",
     "is_whole",
     "Analysis",
+    "BindPhase",
     "ByteSource",
+    "ClockAnchor",
     "Contradiction",
     "Distribution",
     "FIGURES",
     "Group",
     "GroupName",
+    "Kind",
+    "LogFrames",
     "LogReader",
     "MAX_LINE_NBYTES",
+    "MISSING",
+    "Overlap",
+    "PhaseSummary",
     "Reading",
     "Record",
     "Run",
+    "Scanner",
+    "Source",
+    "Span",
+    "SpanGroup",
+    "StepFrame",
     "Summary",
     "Verdict",
 ]

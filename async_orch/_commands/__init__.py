@@ -1,0 +1,15 @@
+"""The commands of ``async-orch``: one module each, with `HELP`, `add_arguments` and `run`.
+
+A command's module imports what is slow to import when it runs, so that ``async-orch --help`` waits for none of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["COMMANDS"]
+
+COMMANDS: Final = {
+    "analyze": "show where the steps' time went and what bounds them",
+}
+"""Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""
