@@ -11,5 +11,7 @@ __all__ = ["COMMANDS"]
 
 COMMANDS: Final = {
     "analyze": "show where the steps' time went and what bounds them",
+    "compare": "say what changed from one log to another",
+    "check": "hold a log against limits, for CI",
 }
 """Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""

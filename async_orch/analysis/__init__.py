@@ -17,8 +17,10 @@ anything else, as text, gzip or zstd.
 
 from __future__ import annotations
 
+from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
 from async_orch.analysis._figures import FIGURES
 from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
 from async_orch.analysis._lines import MAX_LINE_NBYTES
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
 from async_orch.analysis._overlap import Overlap
@@ -44,6 +46,9 @@ from async_orch.analysis._verdict import Verdict
 
 __all__ = [
     "analyze",
+    "check",
+    "compare",
+    "limits_from",
     "read",
     "read_frames",
     "summarize",
@@ -52,13 +57,19 @@ __all__ = [
     "Analysis",
     "BindPhase",
     "ByteSource",
+    "Change",
     "ClockAnchor",
+    "Comparison",
     "Contradiction",
     "Distribution",
     "FIGURES",
+    "Finding",
     "Group",
+    "GroupComparison",
     "GroupName",
     "Kind",
+    "Limit",
+    "LimitError",
     "LogFrames",
     "LogReader",
     "MAX_LINE_NBYTES",

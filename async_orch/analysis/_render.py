@@ -14,12 +14,12 @@ from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._pieces import Reading, Record
 from async_orch.analysis._summary import Analysis, Group, Run, is_whole
-from async_orch.analysis._units import bandwidth, duration, duration_number, share, size
+from async_orch.analysis._text_table import aligned
+from async_orch.analysis._units import duration, duration_number, in_unit, share
 from async_orch.logs import HostOrch, StepRecord, host_orch_line
 
 __all__ = ["as_csv", "as_json", "as_markdown", "as_table", "document", "host_orch_lines", "reading_line"]
 
-_UNITS: Final[dict[str, Callable[[int], str]]] = {"ns": duration, "B": size, "MB/s": bandwidth}
 _REPORT_ROWS: Final = frozenset({"orch_ns", "h2d_ns", "alloc_nbytes", "copy_nbytes", "bw", "sm_bw"})
 _PERCENTILES: Final = ("p50", "p90", "p99", "max")
 _MAX_RUNS_SHOWN: Final = 20
@@ -119,28 +119,23 @@ def _group(group: Group, render: Callable[[Table], Iterator[str]]) -> Iterator[s
 
 
 def _row(group: Group, spec: Spec, known: Distribution, *, single: bool) -> list[str]:
-    cells = _cells(known, _UNITS[spec.unit], ("p50",) if single else _PERCENTILES)
+    cells = _cells(known, spec.unit, ("p50",) if single else _PERCENTILES)
     if spec.name == "h2d_ns" and group.h2d_at_p50 is not None:
         _, graph, sm = group.h2d_at_p50
         cells[0] += f" ({duration_number(graph)} + {duration_number(sm)})"
     return [spec.label, *cells] if single else [spec.label, str(known.count), *cells]
 
 
-def _cells(known: Distribution, unit: Callable[[int], str], percentiles: tuple[str, ...]) -> list[str]:
+def _cells(known: Distribution, unit: str, percentiles: tuple[str, ...]) -> list[str]:
     values = {"p50": known.p50, "p90": known.p90, "p99": known.p99, "max": known.max}
-    return [unit(values[percentile]) for percentile in percentiles]
+    return [in_unit(values[percentile], unit) for percentile in percentiles]
 
 
 def _text_table(table: Table) -> Iterator[str]:
     single = len(table[0]) == 2
     if single:
         table = table[1:]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for first, *rest in table:
-        cells = [
-            cell.ljust(width) if single else cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)
-        ]
-        yield "  " + "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+    yield from aligned(table, left=(0, 1) if single else (0,))
 
 
 def _markdown_table(table: Table) -> Iterator[str]:
@@ -186,7 +181,7 @@ def _spans(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Iter
     table: Table = [["", "n", *_PERCENTILES]]
     for item in spans:
         label = item.name + (" (device clock)" if item.device_clock else "")
-        table.append([label, str(item.dur_ns.count), *_cells(item.dur_ns, duration, _PERCENTILES)])
+        table.append([label, str(item.dur_ns.count), *_cells(item.dur_ns, "ns", _PERCENTILES)])
     yield from render(table)
 
 
@@ -198,10 +193,10 @@ def _phases(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Ite
     yield from ("", f"bind phases: {phases.passes} pass{'es' if phases.passes != 1 else ''}{note}")
     table: Table = [["", "n", *_PERCENTILES]]
     for name, known in phases.phases.items():
-        table.append([name, str(known.count), *_cells(known, duration, _PERCENTILES)])
+        table.append([name, str(known.count), *_cells(known, "ns", _PERCENTILES)])
     if phases.control_plane_ns is not None:
         known = phases.control_plane_ns
-        table.append(["control plane", str(known.count), *_cells(known, duration, _PERCENTILES)])
+        table.append(["control plane", str(known.count), *_cells(known, "ns", _PERCENTILES)])
         yield from render(table)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Run",
     "Summary",
     "analyze",
+    "grouped",
     "is_whole",
     "summarize",
     "summarize_frames",
@@ -166,6 +167,25 @@ def summarize_frames(frames: LogFrames) -> Summary:
         rootless_invocations=rootless,
         phases=summarize_phases(frames.phases),
     )
+
+
+def grouped(frames: LogFrames) -> dict[GroupName, tuple[Rows, Column]]:
+    """The figures of each group that has steps, all runs joined, and its times from step to step."""
+    keys = dict.fromkeys((kind.run_id, kind.device) for kind in frames.steps.kinds)
+    parts = [_RunParts(frames.steps, run_id, device, None) for run_id, device in keys]
+    nothing = np.empty(0, np.int64)
+    groups: dict[GroupName, tuple[Rows, Column]] = {
+        "cold": (
+            JoinedRows([part.cold for part in parts]),
+            np.concatenate([nothing, *(part.intervals[0] for part in parts)]),
+        ),
+        "warm": (
+            JoinedRows([part.warm for part in parts]),
+            np.concatenate([nothing, *(part.intervals[1] for part in parts)]),
+        ),
+        "unmarked": (frames.host_orch, nothing),
+    }
+    return {name: group for name, group in groups.items() if len(group[0])}
 
 
 class _RunParts:
