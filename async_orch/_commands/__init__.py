@@ -13,5 +13,6 @@ COMMANDS: Final = {
     "analyze": "show where the steps' time went and what bounds them",
     "compare": "say what changed from one log to another",
     "check": "hold a log against limits, for CI",
+    "trace": "write the timeline for Perfetto, or as [STRACE] lines",
 }
 """Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""

@@ -42,11 +42,13 @@ from async_orch.analysis._summary import (
     summarize_frames,
 )
 from async_orch.analysis._table import MISSING, Kind
+from async_orch.analysis._trace import MAX_TRACE_STEPS, TraceExtent, chrome_trace, strace_lines
 from async_orch.analysis._verdict import Verdict
 
 __all__ = [
     "analyze",
     "check",
+    "chrome_trace",
     "compare",
     "limits_from",
     "read",
@@ -54,6 +56,7 @@ __all__ = [
     "summarize",
     "summarize_frames",
     "is_whole",
+    "strace_lines",
     "Analysis",
     "BindPhase",
     "ByteSource",
@@ -73,6 +76,7 @@ __all__ = [
     "LogFrames",
     "LogReader",
     "MAX_LINE_NBYTES",
+    "MAX_TRACE_STEPS",
     "MISSING",
     "Overlap",
     "PhaseSummary",
@@ -85,5 +89,6 @@ __all__ = [
     "SpanGroup",
     "StepFrame",
     "Summary",
+    "TraceExtent",
     "Verdict",
 ]
