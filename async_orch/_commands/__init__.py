@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "analyze": "show where the steps' time went and what bounds them",
     "compare": "say what changed from one log to another",
     "check": "hold a log against limits, for CI",
+    "report": "write one HTML page with the timeline, the figures and the bubbles",
     "trace": "write the timeline for Perfetto, or as [STRACE] lines",
 }
 """Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""

@@ -17,6 +17,7 @@ anything else, as text, gzip or zstd.
 
 from __future__ import annotations
 
+from async_orch.analysis._bubbles import Bubble, longest_bubbles
 from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
 from async_orch.analysis._figures import FIGURES
 from async_orch.analysis._frames import StepFrame
@@ -27,6 +28,7 @@ from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._pieces import Contradiction, Reading, Record
 from async_orch.analysis._reader import LogReader, read
+from async_orch.analysis._report import report_page
 from async_orch.analysis._scan import LogFrames, Scanner, read_frames
 from async_orch.analysis._sources import ByteSource, Source
 from async_orch.analysis._spans import PhaseSummary, SpanGroup
@@ -51,14 +53,17 @@ __all__ = [
     "chrome_trace",
     "compare",
     "limits_from",
+    "longest_bubbles",
     "read",
     "read_frames",
     "summarize",
     "summarize_frames",
     "is_whole",
+    "report_page",
     "strace_lines",
     "Analysis",
     "BindPhase",
+    "Bubble",
     "ByteSource",
     "Change",
     "ClockAnchor",

@@ -18,7 +18,17 @@ from async_orch.analysis._text_table import aligned
 from async_orch.analysis._units import duration, duration_number, in_unit, share
 from async_orch.logs import HostOrch, StepRecord, host_orch_line
 
-__all__ = ["as_csv", "as_json", "as_markdown", "as_table", "document", "host_orch_lines", "reading_line"]
+__all__ = [
+    "Table",
+    "as_csv",
+    "as_json",
+    "as_markdown",
+    "as_table",
+    "document",
+    "group_table",
+    "host_orch_lines",
+    "reading_line",
+]
 
 _REPORT_ROWS: Final = frozenset({"orch_ns", "h2d_ns", "alloc_nbytes", "copy_nbytes", "bw", "sm_bw"})
 _PERCENTILES: Final = ("p50", "p90", "p99", "max")
@@ -92,13 +102,14 @@ def _contradictions(reading: Reading) -> Iterator[str]:
             yield "  ..."
 
 
-def _group(group: Group, render: Callable[[Table], Iterator[str]]) -> Iterator[str]:
+def group_table(group: Group) -> tuple[str, Table]:
+    """A group's title and its figures as text; a single step has one column of values."""
     note = ""
     if group.name == "cold":
         note = " (" + ", ".join(f"{count} {reason}" for reason, count in group.cold_reasons.items()) + ")"
     elif group.name == "unmarked":
         note = " (host-orch lines do not say cold or warm)"
-    yield f"{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
+    title = f"{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
     single = group.steps == 1
     table: Table = [["", "value"]] if single else [["", "n", *_PERCENTILES]]
     for spec in SPECS:
@@ -113,6 +124,12 @@ def _group(group: Group, render: Callable[[Table], Iterator[str]]) -> Iterator[s
             least, most = group.sm_nbytes_range
             cells = [f"{least} to {most} B"]
             table.append(["sm_bytes", *cells] if single else ["sm_bytes", "", *cells, "", "", ""])
+    return title, table
+
+
+def _group(group: Group, render: Callable[[Table], Iterator[str]]) -> Iterator[str]:
+    title, table = group_table(group)
+    yield title
     yield from render(table)
     verdict = "none, the figures for it are missing" if group.verdict is None else group.verdict.text
     yield from textwrap.wrap(f"verdict: {verdict}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
