@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "analyze": "show where the steps' time went and what bounds them",
     "compare": "say what changed from one log to another",
     "check": "hold a log against limits, for CI",
+    "whatif": "predict other settings from measured stage times",
     "report": "write one HTML page with the timeline, the figures and the bubbles",
     "trace": "write the timeline for Perfetto, or as [STRACE] lines",
 }

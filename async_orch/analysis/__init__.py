@@ -24,6 +24,7 @@ from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
 from async_orch.analysis._lines import MAX_LINE_NBYTES
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._model import Setting
 from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._pieces import Contradiction, Reading, Record
@@ -46,6 +47,7 @@ from async_orch.analysis._summary import (
 from async_orch.analysis._table import MISSING, Kind
 from async_orch.analysis._trace import MAX_TRACE_STEPS, TraceExtent, chrome_trace, strace_lines
 from async_orch.analysis._verdict import Verdict
+from async_orch.analysis._whatif import Prediction, WhatIf, WhatIfError, whatif
 
 __all__ = [
     "analyze",
@@ -58,6 +60,7 @@ __all__ = [
     "read_frames",
     "summarize",
     "summarize_frames",
+    "whatif",
     "is_whole",
     "report_page",
     "strace_lines",
@@ -85,10 +88,12 @@ __all__ = [
     "MISSING",
     "Overlap",
     "PhaseSummary",
+    "Prediction",
     "Reading",
     "Record",
     "Run",
     "Scanner",
+    "Setting",
     "Source",
     "Span",
     "SpanGroup",
@@ -96,4 +101,6 @@ __all__ = [
     "Summary",
     "TraceExtent",
     "Verdict",
+    "WhatIf",
+    "WhatIfError",
 ]
