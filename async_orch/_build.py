@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from async_orch._program import Built
 from async_orch._ring import Lease
-from async_orch._slot import Staging
+from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import BUILDING, BUILT, SETTLED, UNKNOWN, Step
 from async_orch._workers import WorkerPool
-from async_orch.exceptions import BuildError
+from async_orch.exceptions import BuildError, OrchError, PipelineFailed, StepTimeout
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-
 
 __all__ = ["BuildStage"]
 
@@ -24,21 +23,35 @@ __all__ = ["BuildStage"]
 class BuildJob:
     """A build on its way through a worker thread."""
 
-    __slots__ = ("cold", "end_ns", "error", "lease", "payload", "result", "start_ns", "step", "view")
+    __slots__ = (
+        "abandoned",
+        "cold",
+        "end_ns",
+        "error",
+        "lease",
+        "payload",
+        "result",
+        "slot",
+        "start_ns",
+        "step",
+        "view",
+    )
 
-    def __init__(self, step: Step, payload: Any, view: Any, lease: Lease[Staging] | None) -> None:
+    def __init__(self, step: Step, view: Any) -> None:
         self.step = step
-        self.payload = payload
+        self.payload = step.payload
         self.view = view
-        self.lease = lease
+        self.lease = step.staging
+        self.slot = step.slot
         self.result: Any = None
         self.error: Exception | None = None
         self.cold = False
+        self.abandoned = False
         self.start_ns = self.end_ns = UNKNOWN
 
 
 class BuildStage(Stage):
-    """Grants staging in order and runs ``build`` inline or on worker threads."""
+    """Grants staging in order and runs ``build``; its queue is in order of acceptance."""
 
     name = "build"
 
@@ -47,7 +60,7 @@ class BuildStage(Stage):
         config = pipeline.config
         self.limit = config.queue_depth + config.build_workers
         self.pool: WorkerPool[BuildJob] | None = None
-        self.working: set[Step] = set()
+        self.working: dict[Step, BuildJob] = {}
         self._warm_threads: set[int] = set()
         if config.build_in == "thread":
             self.pool = WorkerPool("build", config.build_workers, self._work, pipeline.waker.wake)
@@ -57,58 +70,114 @@ class BuildStage(Stage):
         moved = False if pool is None else self._take_finished(pool)
         order = pipeline.acquire.queue
         while queue and len(order) < self.limit:
-            if pipeline.serial and pipeline.busy():
+            if pipeline.serial and pipeline.occupied():
                 break
             now = pipeline.now()
             if pool is None and pipeline.turn_is_over(now):
                 break
             step = queue[0]
+            if pipeline.barriers.standing and pipeline.barriers.holds_build(step.seq):
+                break
             program = step.program
             view: Any = None
-            if program.image_nbytes:
-                staging = pipeline.staging
-                lease = staging.acquire_as(Lease) or self._reclaimed()
+            if program.slot_at_build:
+                slot = pipeline.memory.class_of(step).ring.acquire_as(Slot)
+                if slot is None:
+                    if pipeline.memory.poll():
+                        continue
+                    break
+                step.slot = slot
+                step.slot_index, step.generation = slot.index, slot.generation
+                view = slot.index
+            elif program.image_nbytes:
+                lease = pipeline.staging.acquire_as(Lease) or self._reclaimed()
                 if lease is None:
                     break
-                step.staging = lease
-                view = staging.items[lease.index].views[program.index]
+                view = self._view(step, lease)
+                if view is None:
+                    moved = True
+                    continue
             queue.popleft()
             step.state = BUILDING
             step.build_start_ns = now
             order.append(step)
             if pool is None or not program.has_build:
-                self._build_inline(step, view)
+                self.build_inline(step, view)
                 # One at a time: the pump first moves what is built on to the device.
                 return True
-            self.working.add(step)
-            pool.submit(BuildJob(step, step.payload, view, step.staging))
+            self._send(step, view, pool)
             moved = True
         return moved
+
+    def _view(self, step: Step, lease: Lease[Staging]) -> Any:
+        """The step's view of its staging buffer; None if that had to grow and could not, which fails the step."""
+        staging = self.pipeline.staging.items[lease.index]
+        step.staging = lease
+        extras = step.extras
+        if extras is None or extras.sizes is None:
+            return staging.views[step.program.index]
+        try:
+            self.pipeline.memory.prepare_staging(staging, step)
+        except OrchError as exc:
+            self.fail_step(step, BuildError, "its staging buffer could not grow", exc)
+            return None
+        if step.program.program.slot.image is not None:
+            return staging.views[step.program.index]
+        return staging.buffer.array[: extras.sizes.image_nbytes]
 
     def _reclaimed(self) -> Lease[Staging] | None:
         """Staging that a finished copy gives back; asks for a wake-up at the next one if there is none."""
         h2d = self.pipeline.h2d
         if h2d.reclaim():
-            return self.pipeline.staging.acquire()
+            return self.pipeline.staging.acquire_as(Lease)
         h2d.watch_oldest()
         return None
 
-    def _build_inline(self, step: Step, view: Any) -> None:
+    # -- inline --------------------------------------------------------------------------------------------
+
+    def build_inline(self, step: Step, view: Any) -> None:
+        """Run ``build`` here; the step is built or failed afterwards."""
         program = step.program
-        error: Exception | None = None
         result: Any = None
         if program.has_build:
             try:
                 result = program.build(step.payload, view)
             except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                error = exc
-        step.build_end_ns = end = self.pipeline.now()
-        self._settle_build(step, result, error)
+                if self._retry(step):
+                    self.build_inline(step, view)
+                    return
+                step.build_end_ns = self.pipeline.now()
+                self.built(step, None, exc)
+                return
+        end = step.build_end_ns = self.pipeline.now()
         if end - step.build_start_ns > self.blocked_ns:
             self.warn_blocked("build", step, end - step.build_start_ns)
+        if result is None and step.extras is None and step.state == BUILDING:
+            step.copy_nbytes = program.image_nbytes
+            step.state = BUILT
+            step.acquire_start_ns = end
+        else:
+            self.built(step, result, None)
+
+    def _retry(self, step: Step) -> bool:
+        """Whether a failed build is tried again; the step keeps its seq and its staging."""
+        extras = step.extras
+        if step.state == SETTLED or extras is None or extras.retries_left == 0:
+            return False
+        extras.retries_left -= 1
+        return True
+
+    # -- on worker threads ---------------------------------------------------------------------------------
+
+    def _send(self, step: Step, view: Any, pool: WorkerPool[BuildJob]) -> None:
+        job = self.working[step] = BuildJob(step, view)
+        limit_s = self.pipeline.config.build_timeout_s
+        if limit_s is not None:
+            extras = step.ensure_extras()
+            extras.stage_timer = self.pipeline.loop.call_later(limit_s, self._overdue, step)
+        pool.submit(job)
 
     def _work(self, job: BuildJob) -> None:
-        """On a worker thread."""
         thread = threading.get_ident()
         if thread not in self._warm_threads:
             self._warm_threads.add(thread)
@@ -126,24 +195,100 @@ class BuildStage(Stage):
         while (job := pool.take()) is not None:
             moved = True
             step = job.step
-            self.working.discard(step)
+            if job.abandoned:
+                continue
+            del self.working[step]
+            if step.extras is not None and step.extras.stage_timer is not None:
+                step.extras.stage_timer.cancel()
+                step.extras.stage_timer = None
             if step.state == SETTLED:
                 # Cancelled meanwhile: only now is nobody writing to its staging.
-                if job.lease is not None:
-                    self.pipeline.staging.release(job.lease)
-                step.staging = None
+                self._give_back(job)
                 continue
             step.build_start_ns, step.build_end_ns = job.start_ns, job.end_ns
             if job.cold:
                 step.cold_reason = "worker_start"
-            self._settle_build(step, job.result, job.error)
+            if job.error is not None and self._retry(step):
+                self._send(step, job.view, pool)
+                continue
+            self.built(step, job.result, job.error)
         return moved
 
-    def _settle_build(self, step: Step, result: Any, error: Exception | None) -> None:
+    def _give_back(self, job: BuildJob) -> None:
+        if job.lease is not None:
+            job.lease.release()
+        if job.slot is not None:
+            job.slot.release()
+        job.step.staging = None
+        job.step.slot = None
+
+    def holds(self, step: Step) -> bool:
+        """Whether a worker may still be writing to the step's staging."""
+        return step in self.working
+
+    def _overdue(self, step: Step) -> None:
+        """A build took longer than ``build_timeout_s``."""
+        if step not in self.working:
+            return
+        if step.state != SETTLED:
+            limit_s = self.pipeline.config.build_timeout_s
+            text = f"step {step.step_id!r} (seq {step.seq}): build did not return within build_timeout_s={limit_s} s"
+            error = StepTimeout(text, stage="build", step_id=step.step_id, seq=step.seq)
+            step.failed_in = "build"
+            self.pipeline.settling.drop(step, "failed", error)
+        self.quarantine(step)
+        self.pipeline.pump()
+
+    def quarantine(self, step: Step) -> None:
+        """A build is stuck: its buffer is out of use for good; a new one and a new thread take their places."""
+        job = self.working.pop(step, None)
+        pool = self.pool
+        if job is None or pool is None:
+            return
+        job.abandoned = True
+        pipeline, memory = self.pipeline, self.pipeline.memory
+        step.staging = None
+        step.slot = None
+        if job.lease is not None:
+            pipeline.staging.quarantine(job.lease)
+        if job.slot is not None:
+            memory.class_of(step).ring.quarantine(job.slot)
+        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
+            text = f"max_quarantined={pipeline.config.max_quarantined} buffers are lost to hooks that do not return"
+            pipeline.settling.fail(PipelineFailed(text))
+            return
+        pipeline.counts.replaced += 1
+        try:
+            if job.lease is not None:
+                memory.replace_staging()
+            if job.slot is not None:
+                memory.replace_slot(memory.class_of(step))
+        except OrchError as exc:
+            pipeline.settling.fail(PipelineFailed(f"a quarantined buffer could not be replaced: {exc}"), exc)
+            return
+        pool.replace_thread()
+
+    # -- the outcome ---------------------------------------------------------------------------------------
+
+    def built(self, step: Step, result: Any, error: Exception | None) -> None:
+        """``build`` returned or raised: the step is built or failed."""
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.
             return
-        capacity = step.program.image_nbytes
+        program = step.program
+        if step.build_end_ns == UNKNOWN:
+            step.build_end_ns = self.pipeline.now()
+        if program.slot_at_build:
+            step.prepared = result
+            if error is not None:
+                self.fail_step(step, BuildError, "prepare raised", error)
+            else:
+                step.state = BUILT
+                step.acquire_start_ns = step.build_end_ns
+            return
+        capacity = program.image_nbytes
+        if step.extras is not None and step.extras.sizes is not None:
+            capacity = step.extras.sizes.image_nbytes
         if error is None:
             try:
                 if result is None:
@@ -163,7 +308,3 @@ class BuildStage(Stage):
         else:
             step.state = BUILT
             step.acquire_start_ns = step.build_end_ns
-
-    def holds(self, step: Step) -> bool:
-        """Whether a worker may still be writing to the step's staging."""
-        return step in self.working

@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, cast, get_args
 
+from async_orch._layout import SlotSpec
 from async_orch.exceptions import ConfigurationError
 
-__all__ = ["BuildIn", "Mode", "OrchestratorConfig", "OrchestratorOptions", "StepLog", "resolve_config"]
+__all__ = ["BuildIn", "Mode", "OrchestratorConfig", "OrchestratorOptions", "StepLog", "check_seconds", "resolve_config"]
 
 Mode = Literal["pipelined", "ring", "naive"]
 BuildIn = Literal["inline", "thread"]
+HookIn = Literal["inline", "thread"]
+Policy = Literal["fail_step", "discard_dependents", "fail_pipeline"]
+Grow = Literal["never", "high_water"]
 StepLog = Any
 """A path, a structlog logger, a callable that takes each record, or None."""
 
@@ -30,6 +34,14 @@ class OrchestratorOptions(TypedDict, total=False):
     mode: Mode
     build_in: BuildIn
     build_workers: int
+    launch_in: HookIn
+    collect_in: HookIn
+    policy: Policy
+    grow: Grow
+    slot_classes: Sequence[tuple[SlotSpec, int]]
+    build_timeout_s: float | None
+    collect_timeout_s: float | None
+    max_quarantined: int
     strict_alloc: bool
     step_log: StepLog
     observers: Sequence[Callable[[Any], None]]
@@ -56,6 +68,22 @@ class OrchestratorConfig:
         The environment variable ``ASYNC_ORCH_MODE`` overrides it, so that a user can bisect.
     build_in, build_workers:
         Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` threads.
+    launch_in, collect_in:
+        Where ``launch`` (with ``open``, ``feed`` and ``close``: one thread per device) and ``collect`` run.
+    policy:
+        What a failed step does to others. ``"fail_step"``: nothing, except that steps which need its output as feed
+        fail. ``"discard_dependents"``: every step that comes ``after`` it, and after those, fails with
+        `DependencyFailed`. ``"fail_pipeline"``: all steps fail.
+    grow:
+        ``"high_water"`` lets a slot grow when a step's `StepProgram.sizes` asks for more than it has.
+    slot_classes:
+        Pairs of a `SlotSpec` and a number of slots, from small to large, in place of ``slots``: for steps of very
+        different sizes. Each step gets the smallest class that it fits in.
+    build_timeout_s, collect_timeout_s:
+        Longest time of one ``build`` or ``collect`` off the loop; past it the step fails and its buffer is
+        quarantined. None: no limit.
+    max_quarantined:
+        How many quarantined buffers are replaced before the pipeline fails.
     strict_alloc:
         Raise `HotPathAllocation` when a program allocates on the step path. Has no effect in mode naive.
     step_log:
@@ -77,6 +105,14 @@ class OrchestratorConfig:
     mode: Mode = "pipelined"
     build_in: BuildIn = "inline"
     build_workers: int = 1
+    launch_in: HookIn = "inline"
+    collect_in: HookIn = "inline"
+    policy: Policy = "fail_step"
+    grow: Grow = "never"
+    slot_classes: Sequence[tuple[SlotSpec, int]] = ()
+    build_timeout_s: float | None = None
+    collect_timeout_s: float | None = None
+    max_quarantined: int = 2
     strict_alloc: bool = True
     step_log: StepLog = None
     observers: Sequence[Callable[[Any], None]] = ()
@@ -89,26 +125,72 @@ class OrchestratorConfig:
             _at_least_one(name, getattr(self, name))
         if self.max_inflight is not None:
             _at_least_one("max_inflight", self.max_inflight)
-        for name, choices in (("mode", get_args(Mode)), ("build_in", get_args(BuildIn))):
+        choices = {
+            "mode": Mode,
+            "build_in": BuildIn,
+            "launch_in": HookIn,
+            "collect_in": HookIn,
+            "policy": Policy,
+            "grow": Grow,
+        }
+        for name, kind in choices.items():
             value = getattr(self, name)
-            if value not in choices:
-                raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(choices)}")
+            if value not in get_args(kind):
+                raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(get_args(kind))}")
         for name in ("drain_timeout_s", "fence_timeout_s", "blocked_warning_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigurationError(f"{name} must be a number of seconds, got {value!r}")
-            if not value > 0 or math.isinf(value):
-                raise ConfigurationError(f"{name}={value!r} must be finite and > 0 seconds")
+            check_seconds(name, getattr(self, name))
+        if isinstance(self.max_quarantined, bool) or not isinstance(self.max_quarantined, int):
+            raise ConfigurationError(f"max_quarantined must be an int, got {self.max_quarantined!r}")
+        if self.max_quarantined < 0:
+            raise ConfigurationError(f"max_quarantined={self.max_quarantined} must be >= 0")
+        for hook in ("build", "collect"):
+            limit = getattr(self, f"{hook}_timeout_s")
+            if limit is not None:
+                check_seconds(f"{hook}_timeout_s", limit)
+                if getattr(self, f"{hook}_in") == "inline":
+                    raise ConfigurationError(
+                        f"{hook}_timeout_s={limit} needs {hook}_in='thread': an inline hook cannot be interrupted"
+                    )
+        self._check_slot_classes()
+
+    def _check_slot_classes(self) -> None:
+        previous: SlotSpec | None = None
+        for entry in self.slot_classes:
+            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], SlotSpec):
+                raise ConfigurationError(f"slot_classes must hold (SlotSpec, slots) pairs, got {entry!r}")
+            spec, count = entry
+            _at_least_one("slots of a slot class", count)
+            if previous is not None and (
+                spec.image_nbytes < previous.image_nbytes or spec.workspace_nbytes < previous.workspace_nbytes
+            ):
+                raise ConfigurationError(
+                    f"slot_classes must go from small to large: image {spec.image_nbytes} B, workspace "
+                    f"{spec.workspace_nbytes} B comes after {previous.image_nbytes} B, {previous.workspace_nbytes} B"
+                )
+            previous = spec
+
+    @property
+    def slots_total(self) -> int:
+        """Slots of all classes."""
+        return sum(count for _, count in self.slot_classes) if self.slot_classes else self.slots
 
     @property
     def inflight_limit(self) -> int:
         """``max_inflight`` with its default filled in."""
-        return self.slots + self.queue_depth if self.max_inflight is None else self.max_inflight
+        return self.slots_total + self.queue_depth if self.max_inflight is None else self.max_inflight
 
     @property
     def staging_count(self) -> int:
         """Staging buffers: one for each build worker, each place in the queue behind, and one being copied."""
         return self.build_workers + self.queue_depth + 1
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no finite, positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} must be a number of seconds, got {value!r}")
+    if not value > 0 or math.isinf(value):
+        raise ConfigurationError(f"{name}={value!r} must be finite and > 0 seconds")
 
 
 def _at_least_one(name: str, value: object) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import numpy.typing as npt
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
-from async_orch.exceptions import DeviceError, HotPathAllocation
+from async_orch.exceptions import ConfigurationError, DeviceError, HotPathAllocation
 
-__all__ = ["Device"]
+__all__ = ["Device", "off_step_path"]
+
+_off_step_path: ContextVar[bool] = ContextVar("async_orch_off_step_path", default=False)
 
 TRANSFER_TIMEOUT_S = 120.0
 
@@ -32,8 +34,8 @@ class Device:
         self._backend = backend
         self._strict = strict
         self._armed = False
-        self._exempt_thread: int | None = None
         self._resident: list[Buffer] = []
+        self._shared: dict[str, Buffer] = {}
         self.compute_stream = compute_stream
         self.copy_stream = copy_stream
         self.step_path_allocs = 0
@@ -54,7 +56,7 @@ class Device:
 
         Raises `OutOfDeviceMemory`, and `HotPathAllocation` on the step path while ``strict_alloc`` is on.
         """
-        on_step_path = self._armed and self._exempt_thread != threading.get_ident()
+        on_step_path = self._armed and not _off_step_path.get()
         if on_step_path and self._strict:
             raise HotPathAllocation(
                 f"device.alloc({nbytes}, name={name!r}) on the step path; allocate in open(), use the slot's "
@@ -70,12 +72,25 @@ class Device:
             self.step_path_nbytes += nbytes
         return buffer
 
+    def shared(self, name: str, nbytes: int) -> Buffer:
+        """Resident memory that several programs use under one name: allocated by the first that asks.
+
+        Raises `ConfigurationError` if it exists with another size.
+        """
+        buffer = self._shared.get(name)
+        if buffer is None:
+            buffer = self._shared[name] = self.alloc(nbytes, name=name)
+        elif buffer.nbytes != nbytes:
+            raise ConfigurationError(f"shared memory {name!r} has {buffer.nbytes} B, {nbytes} B were asked for")
+        return buffer
+
     def free(self, buffer: Buffer) -> None:
         """Free one buffer from `alloc` before close. The caller has waited for the work that uses it."""
         try:
             self._resident.remove(buffer)
         except ValueError:
             raise DeviceError(f"{buffer!r} was not allocated through this device, or is freed already") from None
+        self._shared = {name: other for name, other in self._shared.items() if other is not buffer}
         buffer.free()
 
     def upload(self, buffer: Buffer, data: npt.NDArray[np.generic], *, offset: int = 0) -> None:
@@ -96,17 +111,19 @@ class Device:
         """From here on allocations are on the step path."""
         self._armed = True
 
-    @contextmanager
-    def off_step_path(self) -> Iterator[None]:
-        """Let this thread allocate meanwhile."""
-        previous, self._exempt_thread = self._exempt_thread, threading.get_ident()
-        try:
-            yield
-        finally:
-            self._exempt_thread = previous
-
     def free_all(self) -> None:
         """Free all resident memory."""
         self._armed = False
+        self._shared.clear()
         while self._resident:
             self._resident.pop().free()
+
+
+@contextmanager
+def off_step_path() -> Iterator[None]:
+    """Let code of this context allocate: a barrier's function, with the device at rest."""
+    token = _off_step_path.set(True)
+    try:
+        yield
+    finally:
+        _off_step_path.reset(token)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from async_orch._step import SETTLED, Step
+from async_orch._step import LAUNCHED, SETTLED, Step
 from async_orch._timings import StepTimings, timings_of
-from async_orch.exceptions import OrchError
+from async_orch.abc import Fence
+from async_orch.exceptions import MisuseError, OrchError
 
 __all__ = ["StepHandle", "StepResult", "fresh_error"]
 
@@ -20,6 +21,7 @@ def fresh_error(error: OrchError) -> OrchError:
     One instance raised a thousand times carries a traceback of a thousand frames; so every awaiter gets its own.
     """
     copy = type(error).__new__(type(error), *error.args)
+    copy.args = error.args  # OSError, from which StepTimeout derives, sets them in __init__ only
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     copy.__suppress_context__ = True
@@ -74,6 +76,60 @@ class StepResult(Generic[ResultT]):
         return f"<StepResult seq={self.seq} step_id={self.step_id!r} slot={self.slot}.{self.generation}>"
 
 
+class PastFence(Fence):
+    """Stands for the fence of a step that is over: done."""
+
+    __slots__ = ()
+
+    notifies = True
+
+    def query(self) -> bool:
+        return True
+
+    @property
+    def error(self) -> BaseException | None:
+        return None
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Returns at once."""
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def time_ns(self) -> int | None:
+        return None
+
+
+class Launched:
+    """What `StepHandle.launched` gives."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __await__(self) -> Generator[Any, None, Fence]:
+        step = self._step
+        if step.state < LAUNCHED:
+            future = step.pipeline.new_future()
+            extras = step.ensure_extras()
+            if extras.launch_waiters is None:
+                extras.launch_waiters = []
+            extras.launch_waiters.append(future)
+            try:
+                yield from future
+            except BaseException:
+                if extras.launch_waiters is not None and future in extras.launch_waiters:
+                    extras.launch_waiters.remove(future)
+                raise
+        if step.device_end is not None:
+            return step.device_end
+        if step.error is not None:
+            step.mark_retrieved()
+            raise fresh_error(step.error)
+        return PastFence()
+
+
 class StepHandle(Generic[ResultT]):
     """An accepted step. Await it, any number of times and from any number of tasks of the loop, for its result.
 
@@ -99,6 +155,13 @@ class StepHandle(Generic[ResultT]):
                 if step.waiters is not None and future in step.waiters:
                     step.waiters.remove(future)
                 raise
+        return self.result()
+
+    def result(self) -> StepResult[ResultT]:
+        """The settled step's result; raises a fresh copy of its failure, and `MisuseError` before it settled."""
+        step = self._step
+        if step.state != SETTLED:
+            raise MisuseError(f"step {step.step_id!r} has not settled: it is {step.status}; await the handle")
         if step.error is not None:
             step.mark_retrieved()
             raise fresh_error(step.error)
@@ -121,12 +184,23 @@ class StepHandle(Generic[ResultT]):
 
         The handle settles at once with `StepCancelled`. Staging and slot come back after their last fences.
         """
-        return self._step.pipeline.cancel(self._step)
+        return self._step.pipeline.settling.cancel(self._step)
+
+    @property
+    def launched(self) -> Launched:
+        """Awaitable: the fence behind the step's kernels, once they are launched, for other streams to wait for.
+
+        Raises the step's failure if it never gets to the device.
+        """
+        return Launched(self._step)
 
     @property
     def status(self) -> str:
-        """``queued``, ``building``, ``built``, ``acquired``, ``launched``, ``retiring``; then the outcome:
-        ``completed``, ``failed``, ``cancelled`` or ``detached``."""
+        """Where the step is, or how it ended.
+
+        ``queued``, ``building``, ``built``, ``acquired``, ``launching``, ``launched``, ``retiring``; then
+        ``completed``, ``failed``, ``cancelled`` or ``detached``.
+        """
         return self._step.status
 
     @property

@@ -1,9 +1,10 @@
-"""Typed views of an image: named, aligned numpy arrays over one range of bytes."""
+"""The shape of a step's memory: sizes, and typed views of an image."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from async_orch.abc import ByteArray
 from async_orch.exceptions import ConfigurationError
 
-__all__ = ["Layout", "LayoutView"]
+__all__ = ["Layout", "LayoutView", "SlotSpec"]
 
 FIELD_ALIGNMENT_NBYTES = 64
 """Fields start on cache lines (and on the 64 bytes that Ascend's copy engines ask for)."""
@@ -79,3 +80,51 @@ class Layout:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}=({d.str!r}, {dims})" for name, (d, dims, _, _) in self._fields.items())
         return f"Layout({fields})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSpec:
+    """Sizes, in bytes, of what one step needs.
+
+    Attributes
+    ----------
+    image:
+        The image's `Layout`; or give its size as ``image_nbytes``. Size 0 copies nothing.
+    workspace_nbytes:
+        Device memory for intermediate values; contents undefined at launch.
+    output_nbytes:
+        Device memory that `StepProgram.launch` fills; copied to the slot's pinned host buffer after the kernels.
+    feed_nbytes:
+        Device memory, and a pinned host buffer, for what `StepProgram.feed` writes just before the launch.
+    image_at:
+        ``"slot"``; or ``"fixed"``: each image is copied once more, on the device, to one region of the program whose
+        address never changes, as captured graphs need it.
+    """
+
+    image: Layout | None = None
+    image_nbytes: int = -1
+    workspace_nbytes: int = 0
+    output_nbytes: int = 0
+    feed_nbytes: int = 0
+    image_at: Literal["slot", "fixed"] = "slot"
+
+    def __post_init__(self) -> None:
+        if self.image is not None:
+            if self.image_nbytes == -1:
+                object.__setattr__(self, "image_nbytes", self.image.nbytes)
+            elif self.image_nbytes < self.image.nbytes:
+                raise ConfigurationError(
+                    f"image_nbytes={self.image_nbytes} is less than the layout's {self.image.nbytes} B"
+                )
+        elif self.image_nbytes == -1:
+            raise ConfigurationError("give image=Layout(...) or image_nbytes=... (0 copies nothing)")
+        for name in ("image_nbytes", "workspace_nbytes", "output_nbytes", "feed_nbytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigurationError(f"{name} must be an int, got {value!r}")
+            if value < 0:
+                raise ConfigurationError(f"{name} must be >= 0, got {value}")
+        if self.image_at not in ("slot", "fixed"):
+            raise ConfigurationError(f"image_at={self.image_at!r} must be 'slot' or 'fixed'")
+        if self.image_at == "fixed" and self.image_nbytes == 0:
+            raise ConfigurationError("image_at='fixed' needs an image: image_nbytes is 0")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import anyio
 
 from async_orch._handle import StepHandle, StepResult
+from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
-    from async_orch._orchestrator import Orchestrator
+    from async_orch._submitting import Submitting
 
 __all__ = ["StepIterator"]
 
@@ -27,8 +28,13 @@ class _Window(Generic[StepT, ResultT]):
     """Steps submitted and not yet consumed. Lives apart from the iterator, so that a dropped iterator dies at once
     although a feeder task still runs."""
 
-    def __init__(self, orchestrator: Orchestrator[StepT, ResultT], limit: int) -> None:
+    def __init__(
+        self, orchestrator: Submitting[StepT, ResultT], limit: int, *, chain: bool, program: str | None
+    ) -> None:
         self.orchestrator = orchestrator
+        self.program = program
+        self.chain = chain
+        self.last: StepHandle[ResultT] | None = None
         self.limit = limit
         self.pending: deque[StepHandle[ResultT]] = deque()
         self.exhausted = False
@@ -37,6 +43,13 @@ class _Window(Generic[StepT, ResultT]):
         self.thread = threading.get_ident()
         self.scope: anyio.CancelScope | None = None
         self.changed: asyncio.Future[None] | None = None
+
+    async def submit(self, step: StepT) -> None:
+        """Submit the next step when there is room, ``after`` the last one if they are chained."""
+        handle = await self.orchestrator.submit(step, program=self.program, after=self.last)
+        self.pending.append(handle)
+        if self.chain:
+            self.last = handle
 
     def signal(self) -> None:
         """Wake whoever waits for a change of the window (the consumer or the feeder: never both)."""
@@ -60,9 +73,16 @@ class StepIterator(Generic[StepT, ResultT]):
     """An async iterator of results, in order. Not an async generator: leaving it needs no ``aclose``."""
 
     def __init__(
-        self, orchestrator: Orchestrator[StepT, ResultT], steps: Iterable[StepT] | AsyncIterable[StepT]
+        self,
+        orchestrator: Submitting[StepT, ResultT],
+        steps: Iterable[StepT] | AsyncIterable[StepT],
+        *,
+        chain: bool,
+        program: str | None,
     ) -> None:
-        self._window: _Window[StepT, ResultT] = _Window(orchestrator, orchestrator.config.inflight_limit)
+        self._window: _Window[StepT, ResultT] = _Window(
+            orchestrator, orchestrator.config.inflight_limit, chain=chain, program=program
+        )
         self._iterator: Iterator[StepT] | None = None
         self._source: AsyncIterator[StepT] | None = None
         if isinstance(steps, AsyncIterable):
@@ -94,13 +114,13 @@ class StepIterator(Generic[StepT, ResultT]):
         if self._source is not None and not self._fed:
             self._fed = True
             window.orchestrator.start_feeder(_feed, window, self._source)
-        self._top_up()
+        if not window.pending:
+            self._top_up()
         while not window.pending:
             if self._held:
                 # Other callers have taken all the room: stand in line like anyone else.
-                handle = await window.orchestrator.submit(self._held[0])
+                await window.submit(self._held[0])
                 self._held.clear()
-                window.pending.append(handle)
             elif window.exhausted:
                 if window.error is None:
                     raise StopAsyncIteration
@@ -109,22 +129,25 @@ class StepIterator(Generic[StepT, ResultT]):
             else:
                 await window.wait_changed()
         handle = window.pending[0]
-        try:
-            result = await handle
-        finally:
-            # A cancelled wait keeps the step for the next call; a settled one is consumed, failed or not.
-            if handle.done():
-                window.pending.popleft()
-                window.signal()
+        if not handle.done():
+            try:
+                await handle
+            except OrchError:
+                if not handle.done():
+                    raise
+            # A cancelled wait has left the step in its place for the next call.
+        window.pending.popleft()
+        window.signal()
         self._top_up()
-        return result
+        return handle.result()
 
     def _top_up(self) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
         window, iterator = self._window, self._iterator
         if iterator is None:
             return
-        while len(window.pending) < window.limit:
+        pending, submit = window.pending, window.orchestrator.submit_nowait
+        while len(pending) < window.limit:
             if not self._held:
                 if window.exhausted:
                     return
@@ -138,10 +161,16 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.error = exc
                     return
             try:
-                window.pending.append(window.orchestrator.submit_nowait(self._held[0]))
+                if window.chain or window.program is not None:
+                    handle = submit(self._held[0], program=window.program, after=window.last)
+                else:
+                    handle = submit(self._held[0])
             except anyio.WouldBlock:
                 return
             self._held.clear()
+            pending.append(handle)
+            if window.chain:
+                window.last = handle
 
     async def aclose(self) -> None:
         """Stop early; the same as dropping the iterator."""
@@ -166,7 +195,7 @@ async def _feed(window: _Window[Any, Any], source: AsyncIterator[Any]) -> None:
             async for item in source:
                 while len(window.pending) >= window.limit:
                     await window.wait_changed()
-                window.pending.append(await window.orchestrator.submit(item))
+                await window.submit(item)
                 window.signal()
         except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
             window.error = exc

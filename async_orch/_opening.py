@@ -1,4 +1,8 @@
-"""Opening in order, and closing in reverse whatever was opened: also after half an opening."""
+"""Opening in order, and closing in reverse whatever was opened: also after half an opening.
+
+There are two layers. The outer one lives as long as the orchestrator: the backend, the log, the device thread. The
+inner one is everything on the device, which `Orchestrator.reopen` makes anew after the device was lost.
+"""
 
 from __future__ import annotations
 
@@ -6,193 +10,221 @@ import asyncio
 import importlib.metadata
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from async_orch import logs
 from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
+from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
 from async_orch._events import emit
-from async_orch._pipeline import Pipeline
-from async_orch._program import ProgramRuntime, StepProgram, image_view
+from async_orch._memory_plan import MemoryPlan
+from async_orch._pipeline import Counts, Pipeline
+from async_orch._program import ProgramRuntime, StepProgram
 from async_orch._records import RecordMaker, RecordWriter
 from async_orch._registry import open_backend
-from async_orch._ring import Ring
-from async_orch._slot import SlotMemory, SlotSizes, Staging, allocate_slot
-from async_orch._step import LAUNCHED, Step
+from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
-from async_orch.exceptions import OutOfDeviceMemory
 
-__all__ = ["Opened", "close_all", "open_all"]
+__all__ = ["Opened"]
 
 JOIN_TIMEOUT_S = 1.0
 WRITER_TIMEOUT_S = 10.0
 
 
 class Opened:
-    """Everything that is open; ``stack`` closes it in reverse."""
+    """Everything that is open. Made by `open`; `close` undoes it in reverse."""
 
-    def __init__(self, config: OrchestratorConfig, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: OrchestratorConfig,
+        programs: Mapping[str, StepProgram[Any, Any]],
+    ) -> None:
+        self.loop = loop
         self.config = config
-        self.stack = stack
+        self.programs = programs
+        self.counts = Counts()
+        self.threads_abandoned = 0
+        self.writer: RecordWriter | None = None
+        self.device_thread: WorkerPool[Callable[[], None]] | None = None
         self.backend: Backend
         self.device: Device
         self.pipeline: Pipeline
-        self.runtimes: list[ProgramRuntime] = []
-        self.writer: RecordWriter | None = None
-        self.threads_abandoned = 0
+        self.memory: MemoryPlan
+        self.runtimes: dict[str, ProgramRuntime] = {}
+        self.plain: ProgramRuntime | None = None
+        """The only program, if its steps are alike: what a submit without arguments means."""
+        self._outer = AsyncExitStack()
+        self._inner = AsyncExitStack()
+        self._hook_done: asyncio.Future[None] | None = None
 
+    async def open(self, backend: str | Backend) -> None:
+        """Open backend, log, rings and programs, in this order; all or nothing."""
+        try:
+            await self._open_outer(backend)
+            await self.open_inner()
+        except BaseException:
+            await self.close()
+            raise
 
-def open_all(
-    loop: asyncio.AbstractEventLoop,
-    config: OrchestratorConfig,
-    backend: str | Backend,
-    programs: Mapping[str, StepProgram[Any, Any]],
-) -> Opened:
-    """Open backend, streams, rings, programs and the log, in this order; all or nothing."""
-    with ExitStack() as stack:
-        opened = Opened(config, stack)
+    async def _open_outer(self, backend: str | Backend) -> None:
+        config, outer = self.config, self._outer
         targets = targets_for(config.step_log, config.observers)
         for target in targets:
-            stack.callback(target.close)
-        device_backend = open_backend(backend) if isinstance(backend, str) else backend
-        if isinstance(backend, str):
-            stack.callback(device_backend.close)
-        opened.backend = device_backend
-        copy_stream = device_backend.create_stream("copy")
-        stack.callback(copy_stream.close)
-        compute_stream = device_backend.create_stream("compute")
-        stack.callback(compute_stream.close)
-        strict = config.strict_alloc and config.mode != "naive"
-        device = opened.device = Device(device_backend, compute_stream, copy_stream, strict=strict)
-        stack.callback(device.free_all)
-
-        opened.runtimes = [ProgramRuntime(name, i, p) for i, (name, p) in enumerate(programs.items())]
-        sizes = _sizes(programs)
-        staging = _open_staging(opened, programs, sizes)
-        slots, allocate = _open_slots(opened, sizes)
-
-        maker = RecordMaker(
-            uuid.uuid4().hex,
-            f"{device_backend.info.backend}:{device_backend.info.device}",
-            device_backend.info.device_clock,
-            device_backend.clock_ns,
-        )
-        maker.sees_allocations = device_backend.info.alloc_visibility != "none"
-        opening = _opening_event(opened, maker)
-        sink: Callable[[Step], None] | None = None
+            outer.callback(target.close)
+        if isinstance(next(iter(self.programs.values())), EngineAdapter):
+            self.backend = EngineBackend(lambda: config.fence_timeout_s)
+            outer.callback(self.backend.close)
+        elif isinstance(backend, str):
+            self.backend = open_backend(backend)
+            outer.callback(self.backend.close)
+        else:
+            self.backend = backend
+        info = self.backend.info
+        maker = RecordMaker(uuid.uuid4().hex, f"{info.backend}:{info.device}", info.device_clock, self.backend.clock_ns)
+        maker.sees_allocations = info.alloc_visibility != "none"
+        opening = self._opening_event(maker)
         if targets:
-            opened.writer = RecordWriter(maker, targets, loop, lambda: opening)
-            stack.callback(opened.writer.close, WRITER_TIMEOUT_S)
-            sink = opened.writer.put
-        pipeline = Pipeline(loop, config, device_backend, device, staging, slots, allocate, sink)
-        opened.pipeline = pipeline
-        stack.callback(pipeline.stop)
-
-        for runtime in opened.runtimes:
-            stack.callback(runtime.program.close)
-            runtime.program.open(device)
-        device.arm()
+            self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
+            outer.callback(self.writer.close, WRITER_TIMEOUT_S)
+        if config.launch_in == "thread":
+            self.device_thread = WorkerPool("device", 1, _call, self._wake)
         emit("info", **opening)
-        opened.stack = stack.pop_all()
-        return opened
 
+    async def open_inner(self) -> None:
+        """Streams, rings and programs; after a failure `close` or `close_inner` frees what there is."""
+        config, backend, inner = self.config, self.backend, self._inner
+        copy_stream = backend.create_stream("copy")
+        inner.callback(backend.close_stream, copy_stream)
+        compute_stream = backend.create_stream("compute")
+        inner.callback(backend.close_stream, compute_stream)
+        strict = config.strict_alloc and config.mode != "naive"
+        device = self.device = Device(backend, compute_stream, copy_stream, strict=strict)
+        inner.callback(device.free_all)
+        self.runtimes = {
+            name: ProgramRuntime(name, i, program) for i, (name, program) in enumerate(self.programs.items())
+        }
+        runtimes = list(self.runtimes.values())
+        self.plain = runtimes[0] if len(runtimes) == 1 and not runtimes[0].has_sizes else None
+        has_memory = not isinstance(backend, EngineBackend)
+        memory = self.memory = MemoryPlan(config, backend, runtimes, has_memory=has_memory)
+        inner.callback(memory.free)
+        memory.allocate()
+        sink: Callable[[Step], None] | None = None if self.writer is None else self.writer.put
+        self.pipeline = Pipeline(
+            self.loop, config, backend, (copy_stream, compute_stream), memory, self.counts, sink, self.device_thread
+        )
+        inner.callback(self.pipeline.stop)
+        for runtime in runtimes:
+            program = runtime.program
+            inner.push_async_callback(self.on_device_thread, program.close)
+            if program.slot.image_at == "fixed":
+                runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
+            await self.on_device_thread(partial(program.open, device))
+        device.arm()
 
-def _sizes(programs: Mapping[str, StepProgram[Any, Any]]) -> SlotSizes:
-    specs = [program.slot for program in programs.values()]
-    return SlotSizes(
-        max(spec.image_nbytes for spec in specs),
-        max(spec.workspace_nbytes for spec in specs),
-        max(spec.output_nbytes for spec in specs),
-    )
+    # -- hooks on the device thread ------------------------------------------------------------------------
 
+    def _wake(self) -> None:
+        self.loop.call_soon_threadsafe(self._device_thread_woke)
 
-def _open_staging(opened: Opened, programs: Mapping[str, StepProgram[Any, Any]], sizes: SlotSizes) -> Ring[Staging]:
-    backend, items = opened.backend, []
-    if sizes.image_nbytes:
-        for i in range(opened.config.staging_count):
-            buffer = backend.alloc_host(sizes.image_nbytes, name=f"staging{i}")
-            opened.stack.callback(buffer.free)
-            backend.touch(buffer)
-            items.append(Staging(buffer, [image_view(p, buffer.array) for p in programs.values()]))
-    return Ring(items)
+    def _device_thread_woke(self) -> None:
+        if self._hook_done is not None:
+            if not self._hook_done.done():
+                self._hook_done.set_result(None)
+        else:
+            self.pipeline.pump()
 
+    async def on_device_thread(self, hook: Callable[[], None]) -> None:
+        """Run ``open`` or ``close`` of a program where its ``launch`` runs."""
+        thread = self.device_thread
+        if thread is None or thread.busy:
+            # Busy only if a launch hangs: then close runs here rather than never.
+            hook()
+            return
+        self._hook_done = self.loop.create_future()
+        failed: list[BaseException] = []
 
-def _open_slots(opened: Opened, sizes: SlotSizes) -> tuple[Ring[SlotMemory], Callable[[Step, int], None] | None]:
-    """The slot ring; in mode naive also the function that allocates a slot when a step acquires it."""
-    backend, config = opened.backend, opened.config
-    memories = [SlotMemory() for _ in range(config.slots)]
-    for index, memory in enumerate(memories):
-        opened.stack.callback(memory.free)
-        if sizes.output_nbytes:
-            host = backend.alloc_host(sizes.output_nbytes, name=f"slot{index}.output_host")
-            memory.set_output_host(host)
-            backend.touch(host)
-        if config.mode == "naive":
-            continue
+        def call() -> None:
+            try:
+                hook()
+            except BaseException as exc:  # noqa: BLE001 - raised again below, on the loop
+                failed.append(exc)
+
+        thread.submit(call)
         try:
-            allocate_slot(backend, sizes, memory, touch=True)
-        except OutOfDeviceMemory as exc:
-            raise OutOfDeviceMemory(
-                f"slot {index + 1} of {config.slots} does not fit: each needs {sizes.device_nbytes} B "
-                f"(image {sizes.image_nbytes}, workspace {sizes.workspace_nbytes}, output {sizes.output_nbytes}); "
-                f"lower slots or the sizes ({exc})"
-            ) from exc
-    if config.mode != "naive":
-        return Ring(memories), None
+            await self._hook_done
+        finally:
+            self._hook_done = None
+        thread.take()
+        if failed:
+            raise failed[0]
 
-    def allocate(step: Step, index: int) -> None:
-        start = backend.clock_ns()
-        step.alloc_count = allocate_slot(backend, sizes, memories[index], touch=True)
-        step.alloc_ns = backend.clock_ns() - start
-        step.alloc_nbytes = sizes.device_nbytes
-        step.cold_reason = "each_step"
-        opened.device.step_path_allocs += step.alloc_count
+    def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
+        """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
+        config = asdict(self.config) | {"step_log": None, "observers": len(self.config.observers)}
+        return {
+            "event": "orchestrator.opened",
+            "schema": logs.SCHEMA,
+            "run_id": maker.run_id,
+            "pid": maker.pid,
+            "host": maker.host,
+            "backend": self.backend.info.backend,
+            "device": maker.device,
+            "support": self.backend.info.support,
+            "program": {name: type(unwrap(program)).__name__ for name, program in self.programs.items()},
+            "config": config,
+            "versions": {name: importlib.metadata.version(name) for name in ("async-orch", "numpy", "anyio")},
+            "mono_ns": maker.anchor_mono_ns,
+            "wall_ns": maker.anchor_wall_ns,
+        }
 
-    return Ring(memories, on_free=lambda index: memories[index].free_device()), allocate
+    # -- closing -------------------------------------------------------------------------------------------
+
+    async def close_inner(self) -> None:
+        """Stop the workers and free the device's memory, except what somebody may still touch."""
+        pipeline = getattr(self, "pipeline", None)
+        if pipeline is not None:
+            for step in list(pipeline.retire.queue):
+                # Its fence never came: the record says what is known.
+                if step.state >= LAUNCHING and not step.recorded and self.writer is not None:
+                    self.writer.put(step)
+            for pool in (pipeline.build.pool, pipeline.retire.pool):
+                if pool is not None:
+                    pool.stop()
+                    self.threads_abandoned += pool.join(JOIN_TIMEOUT_S)
+        await self._inner.aclose()
+
+    async def close(self) -> None:
+        """Close everything, in reverse order of opening."""
+        try:
+            await self.close_inner()
+        finally:
+            if self.device_thread is not None:
+                self.device_thread.stop()
+                self.threads_abandoned += self.device_thread.join(JOIN_TIMEOUT_S)
+            backend = getattr(self, "backend", None)
+            try:
+                await self._outer.aclose()
+            finally:
+                if backend is not None:
+                    self.threads_abandoned += backend.threads_abandoned()
+                counts = self.counts
+                emit(
+                    "info",
+                    "orchestrator.closed",
+                    submitted=counts.accepted,
+                    completed=counts.completed,
+                    failed=counts.failed,
+                    cancelled=counts.cancelled,
+                    threads_abandoned=self.threads_abandoned,
+                )
 
 
-def _opening_event(opened: Opened, maker: RecordMaker) -> dict[str, Any]:
-    """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
-    config = asdict(opened.config) | {"step_log": None, "observers": len(opened.config.observers)}
-    return {
-        "event": "orchestrator.opened",
-        "schema": logs.SCHEMA,
-        "run_id": maker.run_id,
-        "pid": maker.pid,
-        "host": maker.host,
-        "backend": opened.backend.info.backend,
-        "device": maker.device,
-        "support": opened.backend.info.support,
-        "program": [type(runtime.program).__name__ for runtime in opened.runtimes],
-        "config": config,
-        "versions": {name: importlib.metadata.version(name) for name in ("async-orch", "numpy", "anyio")},
-        "mono_ns": maker.anchor_mono_ns,
-        "wall_ns": maker.anchor_wall_ns,
-    }
-
-
-async def close_all(opened: Opened) -> None:
-    """Close in reverse order; what the steps still hold is reported, and its memory left mapped."""
-    pipeline, backend = opened.pipeline, opened.backend
-    for step in list(pipeline.retire.queue):
-        # Its fence never came: the record says what is known.
-        if step.state >= LAUNCHED and opened.writer is not None:
-            opened.writer.put(step)
-    pool = pipeline.build.pool
-    if pool is not None:
-        pool.stop()
-        opened.threads_abandoned += pool.join(0.0 if pool.busy else JOIN_TIMEOUT_S)
-    opened.stack.close()
-    opened.threads_abandoned += backend.threads_abandoned()
-    emit(
-        "info",
-        "orchestrator.closed",
-        submitted=pipeline.accepted,
-        completed=pipeline.completed,
-        failed=pipeline.failed,
-        cancelled=pipeline.cancelled,
-        threads_abandoned=opened.threads_abandoned,
-    )
+def _call(job: Callable[[], None]) -> None:
+    job()

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
-from anyio.abc import TaskGroup
 
+from async_orch._barrier import inside_barrier
 from async_orch._config import OrchestratorConfig, OrchestratorOptions, resolve_config
-from async_orch._handle import StepHandle, StepResult, fresh_error
-from async_orch._map import StepIterator
-from async_orch._opening import Opened, close_all, open_all
-from async_orch._pipeline import Pipeline
-from async_orch._program import ProgramRuntime, StepProgram, validate_program
+from async_orch._device import off_step_path
+from async_orch._engine_program import EngineProgram, unwrap
+from async_orch._handle import StepHandle, fresh_error
+from async_orch._opening import Opened
+from async_orch._program import StepProgram
+from async_orch._programs import named_programs
+from async_orch._reopening import Reopened, reopen
 from async_orch._statistics import Statistics, statistics_of
-from async_orch._step import Step
+from async_orch._submitting import Submitting
 from async_orch.abc import Backend
-from async_orch.exceptions import OrchestratorClosed, StepCancelled
+from async_orch.exceptions import MisuseError, OrchestratorClosed, StepCancelled
 
 __all__ = ["Orchestrator"]
 
 StepT = TypeVar("StepT")
 ResultT = TypeVar("ResultT")
-
-YIELD_STEPS = 32
-YIELD_NS = 1_000_000
-"""`submit`, `run` and iteration give other tasks a turn at least this often."""
+T = TypeVar("T")
 
 
-class Orchestrator(Generic[StepT, ResultT]):
+class Orchestrator(Submitting[StepT, ResultT]):
     """Drives a device through many short steps, building and copying ahead of it.
 
     ``async with Orchestrator(program, backend="host", slots=3) as orch`` opens the backend, allocates and touches
@@ -44,28 +44,41 @@ class Orchestrator(Generic[StepT, ResultT]):
     anything is opened.
     """
 
+    @overload
     def __init__(
         self,
-        program: StepProgram[StepT, ResultT],
+        program: StepProgram[StepT, ResultT] | EngineProgram[StepT, ResultT],
+        backend: str | Backend = "host",
+        *,
+        config: OrchestratorConfig | None = None,
+        **options: Unpack[OrchestratorOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Orchestrator[Any, Any],
+        program: Mapping[str, Any],
+        backend: str | Backend = "host",
+        *,
+        config: OrchestratorConfig | None = None,
+        **options: Unpack[OrchestratorOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        program: StepProgram[StepT, ResultT] | EngineProgram[StepT, ResultT] | Mapping[str, Any],
         backend: str | Backend = "host",
         *,
         config: OrchestratorConfig | None = None,
         **options: Unpack[OrchestratorOptions],
     ) -> None:
-        validate_program(program)
         if not isinstance(backend, str | Backend):
             raise TypeError(f"backend must be a name or an opened Backend, got {type(backend).__name__}")
-        self.config = resolve_config(config, options)
-        self._programs = {"default": program}
+        super().__init__(resolve_config(config, options))
+        self._programs = named_programs(program, grows=self.config.grow == "high_water")
         self._backend = backend
-        self._opened: Opened | None = None
-        self._tasks: TaskGroup | None = None
         self._owner: asyncio.Task[Any] | None = None
         self._last_statistics: Statistics | None = None
-        self._used = False
-        self._pid = 0
-        self._since_yield = 0
-        self._yield_at_ns = 0
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -75,7 +88,9 @@ class Orchestrator(Generic[StepT, ResultT]):
         self._used = True
         self._pid = os.getpid()
         self._owner = asyncio.current_task()
-        self._opened = open_all(asyncio.get_running_loop(), self.config, self._backend, self._programs)
+        opened = Opened(asyncio.get_running_loop(), self.config, self._programs)
+        await opened.open(self._backend)
+        self._opened = opened
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         return self
@@ -87,15 +102,14 @@ class Orchestrator(Generic[StepT, ResultT]):
         if opened is None or tasks is None:
             raise OrchestratorClosed("the orchestrator was left without having been entered")
         if asyncio.current_task() is not self._owner:
-            raise OrchestratorClosed("an orchestrator must be left in the task that entered it")
-        pipeline = opened.pipeline
+            raise MisuseError("an orchestrator must be left in the task that entered it")
         late: TimeoutError | None = None
         try:
             if error is None:
                 late = await self._drain_for(self.config.drain_timeout_s)
         finally:
             # Shielded and bounded: a cancel of this task must not leave leases, threads or memory behind.
-            pipeline.accepting = False
+            opened.pipeline.accepting = False
             with anyio.CancelScope(shield=True):
                 self._cancel_all()
                 await self._settle_leases()
@@ -104,7 +118,7 @@ class Orchestrator(Generic[StepT, ResultT]):
             await tasks.__aexit__(None, None, None)
             self._last_statistics = statistics_of(opened)
             self._opened = None
-            await close_all(opened)
+            await opened.close()
             self._last_statistics = statistics_of(opened)
         if late is not None:
             raise late
@@ -123,11 +137,12 @@ class Orchestrator(Generic[StepT, ResultT]):
     def _cancel_all(self) -> None:
         pipeline = self._pipeline()
         closed = OrchestratorClosed("the orchestrator was closed before the step was accepted")
-        pipeline.refuse_waiting(closed)
+        pipeline.admission.refuse(closed)
+        pipeline.barriers.fail(closed)
         for step in list(pipeline.live.values()):
             text = f"step {step.step_id!r} (seq {step.seq}) was cancelled because the orchestrator closed"
             error = StepCancelled(text, stage=step.status, step_id=step.step_id, seq=step.seq)
-            pipeline.drop(step, "cancelled", error)
+            pipeline.settling.drop(step, "cancelled", error)
         pipeline.pump()
 
     async def _settle_leases(self) -> None:
@@ -136,112 +151,51 @@ class Orchestrator(Generic[StepT, ResultT]):
             pipeline.watch_everything()
             await pipeline.wait_until(pipeline.quiet)
 
-    # -- submitting ----------------------------------------------------------------------------------------
+    # -- between steps -------------------------------------------------------------------------------------
 
-    def _pipeline(self) -> Pipeline:
+    @overload
+    async def barrier(self, fn: Callable[[], Awaitable[T]], *, rebuild: bool = False) -> T: ...
+
+    @overload
+    async def barrier(self, fn: Callable[[], T], *, rebuild: bool = False) -> T: ...
+
+    async def barrier(self, fn: Callable[[], Any], *, rebuild: bool = False) -> Any:
+        """Run ``fn``, sync or async, after every earlier step is over and before any later one is launched.
+
+        With ``rebuild=True`` later steps are not built before it either. It may allocate. Its exception comes out
+        here; the pipeline goes on in any case, also if this call is cancelled. Calling back into the orchestrator
+        from ``fn`` raises `MisuseError`.
+        """
+        opened = self._ready()
+        barriers = opened.pipeline.barriers
+        barrier = barriers.put_up(rebuild=rebuild)
+        token = inside_barrier.set(None)
+        try:
+            opened.pipeline.pump()
+            await barrier.reached
+            if barrier.error is not None:
+                raise fresh_error(barrier.error)
+            inside_barrier.set(self)
+            with off_step_path():
+                value = fn()
+                if inspect.isawaitable(value):
+                    value = await value
+            return value
+        finally:
+            inside_barrier.reset(token)
+            barriers.take_down(barrier)
+
+    async def reopen(self) -> Reopened:
+        """After `DeviceLost`: reset the device, allocate the rings and call ``program.open`` again.
+
+        Gives what was lost. Raises `DeviceLost` if the device cannot be reset in this process, and `MisuseError` if
+        it is not lost.
+        """
         opened = self._opened
         if opened is None:
-            state = "closed" if self._used else "not open yet; enter it with 'async with'"
-            raise OrchestratorClosed(f"the orchestrator is {state}")
-        return opened.pipeline
-
-    def _ready(self) -> Pipeline:
-        """The pipeline if steps may be submitted here and now."""
-        pipeline = self._pipeline()
-        if pipeline.failure is not None:
-            raise fresh_error(pipeline.failure)
-        if not pipeline.accepting:
-            raise OrchestratorClosed("the orchestrator is being left; it accepts no more steps")
-        if os.getpid() != self._pid:
-            raise OrchestratorClosed("the orchestrator was opened before a fork; open one in this process")
-        return pipeline
-
-    def _new_step(self, pipeline: Pipeline, payload: Any, step_id: Any, attrs: Mapping[str, Any] | None) -> Step:
-        return Step(pipeline, self._runtime(), payload, step_id, attrs, pipeline.now())
-
-    def _runtime(self) -> ProgramRuntime:
-        opened = self._opened
-        if opened is None:
-            raise OrchestratorClosed("the orchestrator is closed")
-        return opened.runtimes[0]
-
-    def submit_nowait(
-        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
-    ) -> StepHandle[ResultT]:
-        """Accept a step now, or raise `anyio.WouldBlock` if there is no room.
-
-        Raises `OrchestratorClosed`, and `PipelineFailed` or `DeviceLost` after a failure of the whole.
-        """
-        pipeline = self._ready()
-        if not pipeline.has_room():
-            raise anyio.WouldBlock
-        accepted = self._new_step(pipeline, step, step_id, attrs)
-        pipeline.accept(accepted)
-        pipeline.pump()
-        return StepHandle(accepted)
-
-    async def submit(
-        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
-    ) -> StepHandle[ResultT]:
-        """Wait for room, first come first served, and accept the step.
-
-        A cancel before the return leaves nothing behind: a step accepted meanwhile is cancelled. Raises as
-        `submit_nowait` does.
-        """
-        pipeline = self._ready()
-        accepted = self._new_step(pipeline, step, step_id, attrs)
-        if self.turn_used_up(accepted.submit_ns):
-            await asyncio.sleep(0)
-            pipeline = self._ready()
-        if pipeline.has_room():
-            pipeline.accept(accepted)
-            pipeline.pump()
-            return StepHandle(accepted)
-        future = pipeline.new_future()
-        pipeline.waiting.append((future, accepted))
-        try:
-            await future
-        except BaseException:
-            if accepted.seq >= 0:
-                pipeline.cancel(accepted)
-            else:
-                pipeline.forget_waiting(accepted)
-            raise
-        if accepted.seq < 0:
-            raise fresh_error(pipeline.refusal())
-        return StepHandle(accepted)
-
-    def turn_used_up(self, now_ns: int | None = None) -> bool:
-        """Whether the caller should let other tasks run before going on; counts as one look."""
-        if now_ns is None:
-            now_ns = self._pipeline().now()
-        self._since_yield += 1
-        if self._since_yield < YIELD_STEPS and now_ns < self._yield_at_ns:
-            return False
-        self._since_yield = 0
-        self._yield_at_ns = now_ns + YIELD_NS
-        return True
-
-    async def run(
-        self, step: StepT, *, step_id: Any = None, attrs: Mapping[str, Any] | None = None
-    ) -> StepResult[ResultT]:
-        """One step from start to end. Cancelling the call cancels the step. Raises the step's failure."""
-        handle = await self.submit(step, step_id=step_id, attrs=attrs)
-        try:
-            return await handle
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
-
-    def map(self, steps: Iterable[StepT] | AsyncIterable[StepT]) -> StepIterator[StepT, ResultT]:
-        """Run steps from an iterable or async iterable; iterate the return value for results in order.
-
-        At most ``max_inflight`` steps are accepted and not yet consumed. A failed step raises from the iteration,
-        which can go on after it. Leaving the loop early, or dropping the iterator, stops the source, removes the
-        steps not launched and detaches the others.
-        """
-        self._ready()
-        return StepIterator(self, steps)
+            raise OrchestratorClosed("the orchestrator is not open")
+        self._refuse_inside_barrier()
+        return await reopen(opened)
 
     # -- looking at the whole ------------------------------------------------------------------------------
 
@@ -249,7 +203,8 @@ class Orchestrator(Generic[StepT, ResultT]):
         """Wait until every step accepted before this call has settled, and their records are written."""
         opened = self._opened
         pipeline = self._pipeline()
-        bound = pipeline.accepted
+        self._refuse_inside_barrier()
+        bound = pipeline.counts.accepted
 
         def settled() -> bool:
             return next(iter(pipeline.live), bound) >= bound
@@ -273,14 +228,8 @@ class Orchestrator(Generic[StepT, ResultT]):
             raise OrchestratorClosed("the orchestrator is not open yet; enter it with 'async with'")
         return self._last_statistics
 
-    def start_feeder(self, feed: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Run an async function that never raises in the orchestrator's task group; for `map`."""
-        if self._tasks is None or self._opened is None:
-            raise OrchestratorClosed("the orchestrator is not open")
-        self._tasks.start_soon(feed, *args, name="async_orch map source")
-
     def __repr__(self) -> str:
-        names = ", ".join(type(p).__name__ for p in self._programs.values())
+        names = ", ".join(type(unwrap(p)).__name__ for p in self._programs.values())
         if self._opened is None:
             return f"<Orchestrator {names} {'closed' if self._used else 'not open'}>"
         pipeline = self._opened.pipeline

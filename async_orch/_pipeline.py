@@ -1,4 +1,4 @@
-"""The engine's centre: the order of steps, the pump that moves them, and how they settle.
+"""The engine's centre: what the stages share, and the pump that moves steps through them.
 
 Everything here is synchronous and runs on the loop's thread. `Pipeline.pump` visits the stages from the last to
 the first, again and again, until nothing moves: what a later stage gives back, an earlier one can use in the
@@ -9,156 +9,124 @@ waits for an event (a fence, a worker, a call of the user), and the event's only
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 
+from async_orch._admission import Admission
+from async_orch._barrier import Barriers
 from async_orch._build import BuildStage
 from async_orch._config import OrchestratorConfig
-from async_orch._device import Device
-from async_orch._events import emit
+from async_orch._express import ExpressWay
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
+from async_orch._memory_plan import MemoryPlan
 from async_orch._retire import RetireStage
-from async_orch._ring import Ring
-from async_orch._slot import SlotMemory, Staging
-from async_orch._step import LAUNCHED, SETTLED, Step
+from async_orch._settling import Settling
+from async_orch._step import Step
 from async_orch._transfer import AcquireStage, H2DStage
 from async_orch._watchdog import FenceWatchdog
+from async_orch._workers import WorkerPool
 from async_orch.abc import Backend, Fence, Stream
-from async_orch.exceptions import DeviceLost, OrchError, OrchestratorClosed, PipelineFailed, StepCancelled
+from async_orch.exceptions import OrchError, PipelineFailed
 
-__all__ = ["Pipeline"]
+__all__ = ["Counts", "Pipeline"]
 
 TURN_NS = 1_000_000
 """Inline hooks may hold the loop for about this long in one pump; then other tasks get their turn."""
 
 
+class Counts:
+    """What an orchestrator has done so far; lives on when the device is reopened."""
+
+    __slots__ = ("accepted", "cancelled", "completed", "failed", "failed_unretrieved", "grown", "replaced")
+
+    def __init__(self) -> None:
+        self.accepted = self.completed = self.failed = self.cancelled = 0
+        self.failed_unretrieved = 0
+        self.grown = 0
+        self.replaced = 0
+
+
 class Pipeline:
-    """State shared by the stages, and the only place where steps are accepted and settled."""
+    """State shared by the stages."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         config: OrchestratorConfig,
         backend: Backend,
-        device: Device,
-        staging: Ring[Staging],
-        slots: Ring[SlotMemory],
-        allocate: Callable[[Step, int], None] | None,
+        streams: tuple[Stream, Stream],
+        memory: MemoryPlan,
+        counts: Counts,
         sink: Callable[[Step], None] | None,
+        device_thread: WorkerPool[Callable[[], None]] | None,
     ) -> None:
         self.loop = loop
         self.new_future = loop.create_future
         self.config = config
         self.backend = backend
-        self.device = device
-        self.now = backend.clock_ns
-        self.copy_stream: Stream = device.copy_stream
-        self.compute_stream: Stream = device.compute_stream
-        self.staging = staging
-        self.slots = slots
-        self.allocate = allocate
+        self.now = backend.clock_source()
+        self.copy_stream, self.compute_stream = streams
+        self.memory = memory
+        self.staging = memory.staging
+        self.counts = counts
         self.sink = sink
         self.waker = Waker(loop, self.pump)
         self.watcher = FenceWatcher(self.waker)
         self.serial = config.mode != "pipelined"
         self.queue_depth = config.queue_depth
-        self.inflight_limit = config.inflight_limit
-
-        self.build = BuildStage(self)
-        self.acquire = AcquireStage(self)
-        self.h2d = H2DStage(self)
-        self.launch = LaunchStage(self)
-        self.retire = RetireStage(self)
+        self.blocked_ns = round(config.blocked_warning_s * 1e9)
 
         self.live: dict[int, Step] = {}
-        self.waiting: deque[tuple[asyncio.Future[None], Step]] = deque()
-        self.watchers: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self.accepted = self.completed = self.failed = self.cancelled = 0
-        self.failed_unretrieved = 0
         self.on_device = 0
         self.accepting = True
         self.failure: OrchError | None = None
-        self._refusal: OrchError = OrchestratorClosed("the orchestrator was closed")
-        self._pumping = False
-        self._again = False
+        self.lost_steps = 0
+        self.admission = Admission(self)
+        self.settling = Settling(self)
+        self.barriers = Barriers(self)
+        self.build = BuildStage(self)
+        self.acquire = AcquireStage(self)
+        self.h2d = H2DStage(self)
+        self.launch = LaunchStage(self, device_thread)
+        self.retire = RetireStage(self)
         self.watchdog = FenceWatchdog(self)
-        self.turn_end_ns = 0
-
-    # -- accepting -----------------------------------------------------------------------------------------
-
-    def has_room(self) -> bool:
-        """Whether a step can be accepted now without overtaking one that waits to be."""
-        return not self.waiting and len(self.live) < self.inflight_limit and len(self.build.queue) < self.queue_depth
-
-    def accept(self, step: Step) -> None:
-        """Take a step in. From here on it settles exactly once."""
-        seq = step.seq = self.accepted
-        self.accepted = seq + 1
-        if step.step_id is None:
-            step.step_id = seq
-        step.accept_ns = self.now()
-        self.live[seq] = step
-        step.in_flight = len(self.live)
-        self.build.queue.append(step)
-
-    def _admit(self) -> bool:
-        moved = False
-        waiting = self.waiting
-        while (
-            waiting
-            and len(self.live) < self.inflight_limit
-            and len(self.build.queue) < self.queue_depth
-            and self.failure is None
-        ):
-            future, step = waiting.popleft()
-            if not future.done():
-                self.accept(step)
-                future.set_result(None)
-                moved = True
-        return moved
-
-    def refuse_waiting(self, error: OrchError) -> None:
-        """Let everyone who waits to be accepted fail with ``error``."""
-        self._refusal = error
-        while self.waiting:
-            future, _ = self.waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-
-    def forget_waiting(self, step: Step) -> None:
-        """A caller stopped waiting to be accepted; those behind may have room now."""
-        self.waiting = deque(entry for entry in self.waiting if entry[1] is not step)
-        self.pump()
-
-    def refusal(self) -> OrchError:
-        """Why a step that waited was not accepted."""
-        return self._refusal
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self.pumping = False
+        self._again = False
+        self._turn_end_ns = 0
+        self.express = ExpressWay(self)
 
     # -- moving --------------------------------------------------------------------------------------------
 
+    def start(self, step: Step) -> None:
+        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues."""
+        if not self.express.clear(step):
+            self.admission.enqueue(step)
+            self.pump()
+            return
+        self.pumping = True
+        try:
+            self.express.run(step)
+        finally:
+            self.pumping = False
+        if self._again or self.retire.queue or self.admission.waiting or self._conditions:
+            self.pump()
+
     def pump(self) -> None:
         """Move every step as far as it can go now. A call from inside a hook asks for another round."""
-        if self._pumping:
+        if self.pumping:
             self._again = True
             return
-        self._pumping = True
-        self.turn_end_ns = 0
+        self.pumping = True
+        self._turn_end_ns = 0
         build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
-        to_build, to_acquire, to_copy, to_launch, to_retire = (
-            build.queue,
-            acquire.queue,
-            h2d.queue,
-            launch.queue,
-            retire.queue,
-        )
+        to_build, to_acquire, to_copy, to_launch = build.queue, acquire.queue, h2d.queue, launch.queue
+        admission, barriers = self.admission, self.barriers
         try:
             while True:
                 self._again = False
-                moved = False
-                if to_retire:
-                    moved = retire.advance()
-                if to_launch and launch.advance():
+                moved = retire.queue and retire.advance()
+                if (to_launch or launch.busy) and launch.advance():
                     moved = True
                 if to_copy and h2d.advance():
                     moved = True
@@ -169,25 +137,27 @@ class Pipeline:
                         launch.advance()
                 if (to_build or build.working) and build.advance():
                     moved = True
-                if self.waiting and self._admit():
+                if admission.waiting and admission.admit():
                     moved = True
+                if barriers.standing:
+                    barriers.look()
                 if not moved and not self._again:
                     break
         except Exception as exc:
             # Hooks and the device are handled where they are called; what gets here is a defect of the engine.
-            self.fail(PipelineFailed(f"the engine failed: {exc!r}"), exc)
+            self.settling.fail(PipelineFailed(f"the engine failed: {exc!r}"), exc)
             raise
         finally:
-            self._pumping = False
-        if self.watchers:
-            self._tell_watchers()
+            self.pumping = False
+        if self._conditions:
+            self._tell_conditions()
 
     def turn_is_over(self, now_ns: int) -> bool:
         """Called before an inline hook: True once hooks have held this turn for `TURN_NS`; pumps again later."""
-        if self.turn_end_ns == 0:
-            self.turn_end_ns = now_ns + TURN_NS
+        if self._turn_end_ns == 0:
+            self._turn_end_ns = now_ns + TURN_NS
             return False
-        if now_ns < self.turn_end_ns:
+        if now_ns < self._turn_end_ns:
             return False
         self.waker.wake()
         return True
@@ -198,130 +168,65 @@ class Pipeline:
         if condition():
             future.set_result(None)
         else:
-            self.watchers.append((condition, future))
+            self._conditions.append((condition, future))
         return future
 
-    def _tell_watchers(self) -> None:
+    def _tell_conditions(self) -> None:
         waiting = []
-        for condition, future in self.watchers:
+        for condition, future in self._conditions:
             if future.done():
                 continue
             if condition():
                 future.set_result(None)
             else:
                 waiting.append((condition, future))
-        self.watchers = waiting
+        self._conditions = waiting
 
-    # -- settling ------------------------------------------------------------------------------------------
+    # -- what stages and settling share --------------------------------------------------------------------
 
-    def settle(self, step: Step, outcome: str, error: OrchError | None = None, *, record: bool = True) -> None:
-        """Give the step its outcome and wake its awaiters. The one place where ``live`` shrinks."""
-        if step.state == SETTLED:
-            return
-        if step.state >= LAUNCHED:
-            self.on_device -= 1
-        step.state = SETTLED
-        step.outcome = outcome
-        step.error = error
-        step.settled_ns = self.now()
-        del self.live[step.seq]
-        if outcome == "completed":
-            self.completed += 1
-        elif outcome == "failed":
-            self.failed += 1
-            self.failed_unretrieved += 1
-            emit("warning", "step.failed", step_id=step.step_id, seq=step.seq, error=str(error))
-        else:
-            self.cancelled += 1
-        if record and self.sink is not None:
-            self.sink(step)
-        step.payload = None
-        waiters = step.waiters
-        if waiters is not None:
-            step.waiters = None
-            for future in waiters:
-                if not future.done():
-                    future.set_result(None)
-
-    def drop(self, step: Step, outcome: str, error: OrchError) -> None:
-        """Settle a step that is still on its way, giving back what it holds after the fences that use it."""
-        state = step.state
-        if state == SETTLED:
-            return
+    def take_out(self, step: Step) -> None:
+        """Remove a step from whichever queue holds it; what the device works on stays with retire."""
         for stage in (self.build, self.acquire, self.h2d, self.launch):
             if stage.remove(step):
-                break
-        if state < LAUNCHED:
-            if step.staging is not None and not self.build.holds(step):
-                self.staging.release(step.staging)
-                step.staging = None
-            if step.slot is not None:
-                self.release_slot(step, step.copy_end)
-        elif outcome == "cancelled":
-            outcome = "detached"
-        # A launched step's record waits for its fence, so that the log shows what the device was busy with.
-        self.settle(step, outcome, error, record=state != LAUNCHED)
-
-    def cancel(self, step: Step) -> bool:
-        """`StepHandle.cancel`."""
-        if step.state == SETTLED:
-            return False
-        where = "detached after its launch" if step.state >= LAUNCHED else "removed before its launch"
-        message = f"step {step.step_id!r} was cancelled: {where}"
-        stage = step.status
-        self.drop(step, "cancelled", StepCancelled(message, stage=stage, step_id=step.step_id, seq=step.seq))
-        self.pump()
-        return True
+                return
 
     def release_slot(self, step: Step, *fences: Fence | None) -> None:
-        """Give a step's slot back after ``fences``."""
+        """Give a step's slot back after ``fences`` and whatever holds it."""
         slot = step.slot
         if slot is None:
             return
         step.slot = None
-        pending = [f for f in fences if f is not None and not f.query()]
-        self.slots.release(slot, pending)
+        if not fences and not slot.holds:
+            slot.release()
+            return
+        pending = [f for f in (*fences, *slot.holds) if f is not None and not f.query()]
+        slot.release(*pending)
         for fence in pending:
             self.watcher.watch(fence)
 
-    # -- failing -------------------------------------------------------------------------------------------
-
-    def fail(self, error: OrchError, cause: BaseException | None = None) -> None:
-        """Stop for good: every step that has not settled, and every later submit, gets ``error``."""
-        if self.failure is not None:
-            return
-        error.__cause__ = cause
-        self.failure = error
-        if isinstance(error, DeviceLost):
-            emit("error", "device.lost", error=str(error))
-        for step in list(self.live.values()):
-            self.drop(step, "failed", error)
-        self.refuse_waiting(error)
-
-    def device_lost(self, step: Step, cause: BaseException) -> None:
-        """Poison: the device is gone, and ``step`` was the first to see it."""
-        root = f"device lost at step {step.step_id!r} (seq {step.seq}): {cause}"
-        self.fail(DeviceLost(root), cause)
-
     # -- state of the whole --------------------------------------------------------------------------------
 
-    def busy(self) -> bool:
+    def occupied(self) -> bool:
         """Whether any step is between the start of its build and the return of its slot (for serial modes)."""
         return bool(
-            self.acquire.order or self.h2d.queue or self.launch.queue or self.retire.queue or self.build.working
+            self.acquire.queue
+            or self.h2d.queue
+            or self.launch.queue
+            or self.launch.busy
+            or self.retire.queue
+            or self.build.working
         )
 
     def quiet(self) -> bool:
         """Whether no step is unsettled and every lease is back."""
         self.h2d.reclaim()
-        self.slots.poll()
         self.h2d.watch_oldest()
-        return not self.live and not self.staging.leased and not self.slots.leased
+        return not self.live and not self.memory.leased() and not self.build.working
 
     def watch_everything(self) -> None:
         """Ask for a wake-up at every fence that a buffer still waits for."""
         self.h2d.watch_oldest()
-        for fence in self.slots.parked_fences():
+        for fence in self.memory.parked_fences():
             self.watcher.watch(fence)
 
     def stop(self) -> None:
@@ -335,7 +240,7 @@ class Pipeline:
         """Steps waiting before each stage; before retire: launched and not retired."""
         return {
             "build": len(self.build.queue),
-            "acquire": len(self.acquire.order),
+            "acquire": len(self.acquire.queue),
             "h2d": len(self.h2d.queue),
             "launch": len(self.launch.queue),
             "retire": len(self.retire.queue),

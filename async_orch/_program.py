@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from async_orch._layout import Layout, LayoutView
-from async_orch.abc import ByteArray, Stream
+from async_orch._layout import LayoutView, SlotSpec
+from async_orch._slot import Slot, SlotMemory, SlotSizes
+from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from async_orch._device import Device
-    from async_orch._slot import Slot
 
-__all__ = ["Built", "Image", "SlotSpec", "StepProgram"]
+__all__ = ["Built", "Image", "ProgramRuntime", "StepProgram", "sizes_of"]
 
 StepT = TypeVar("StepT")
 ResultT = TypeVar("ResultT")
@@ -33,43 +32,6 @@ class Built(NamedTuple):
     sm_nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSpec:
-    """Sizes, in bytes, of what one step needs.
-
-    Attributes
-    ----------
-    image:
-        The image's `Layout`; or give its size as ``image_nbytes``. Size 0 copies nothing.
-    workspace_nbytes:
-        Device memory for intermediate values; contents undefined at launch.
-    output_nbytes:
-        Device memory that `StepProgram.launch` fills; copied to the slot's pinned host buffer after the kernels.
-    """
-
-    image: Layout | None = None
-    image_nbytes: int = -1
-    workspace_nbytes: int = 0
-    output_nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.image is not None:
-            if self.image_nbytes == -1:
-                object.__setattr__(self, "image_nbytes", self.image.nbytes)
-            elif self.image_nbytes < self.image.nbytes:
-                raise ConfigurationError(
-                    f"image_nbytes={self.image_nbytes} is less than the layout's {self.image.nbytes} B"
-                )
-        elif self.image_nbytes == -1:
-            raise ConfigurationError("give image=Layout(...) or image_nbytes=... (0 copies nothing)")
-        for name in ("image_nbytes", "workspace_nbytes", "output_nbytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigurationError(f"{name} must be an int, got {value!r}")
-            if value < 0:
-                raise ConfigurationError(f"{name} must be >= 0, got {value}")
-
-
 class StepProgram(ABC, Generic[StepT, ResultT]):
     """Builds, launches and collects steps.
 
@@ -79,6 +41,12 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
     """
 
     slot: SlotSpec
+
+    repeatable: bool = True
+    """Whether ``build`` may be called again for a step whose build raised; retries are refused otherwise."""
+
+    keeps_addresses: bool = False
+    """True if the program keeps addresses of slots between steps; growth is refused unless it has `slots_changed`."""
 
     def open(self, device: Device) -> None:
         """Once, before the first step: allocate resident memory (weights, caches) and warm up.
@@ -105,8 +73,32 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
         """Turn the output bytes, a read-only host view valid only inside, into the caller's value."""
         raise ConfigurationError(f"{type(self).__name__} has an output but does not define collect()")
 
+    def feed(self, step: StepT, previous: Any, feed: ByteArray) -> int | None:
+        """Late input of a step submitted with ``after``: called just before its launch.
+
+        ``previous`` is what the earlier step's ``collect`` returned; ``feed`` is a writable uint8 view of the slot's
+        pinned feed buffer, copied to ``slot.feed`` ahead of the kernels. Returns the bytes used, None for all. The
+        earlier step has settled and given its slot back by then. Never called for a step without ``after``.
+        """
+        raise ConfigurationError(f"{type(self).__name__} has feed_nbytes but does not define feed()")
+
+    def sizes(self, step: StepT) -> SlotSpec | None:
+        """What this step needs, where steps differ much: chooses its slot class, or makes slots grow.
+
+        None means the program's `slot`. Called when the step is submitted, on the loop: it must be quick.
+        """
+        return None
+
+    def slots_changed(self, slots: list[SlotMemory]) -> None:
+        """Growth moved the address of a slot's buffers; for programs that keep addresses."""
+
     def close(self) -> None:
         """Last; runs also after a failed `open`."""
+
+
+def sizes_of(spec: SlotSpec) -> SlotSizes:
+    """The sizes that a spec asks for."""
+    return SlotSizes(spec.image_nbytes, spec.workspace_nbytes, spec.feed_nbytes, spec.output_nbytes)
 
 
 class ProgramRuntime:
@@ -115,7 +107,12 @@ class ProgramRuntime:
     __slots__ = (
         "build",
         "collect",
+        "feed",
+        "fixed_image",
         "has_build",
+        "has_collect",
+        "has_feed",
+        "has_sizes",
         "image_nbytes",
         "index",
         "launch",
@@ -123,18 +120,32 @@ class ProgramRuntime:
         "name",
         "output_nbytes",
         "program",
+        "sizes",
+        "slot_at_build",
+        "slots_changed",
+        "step_sizes",
     )
 
     def __init__(self, name: str, index: int, program: StepProgram[Any, Any]) -> None:
+        cls = type(program)
         self.name = name
         self.index = index
         self.program = program
+        self.sizes = sizes_of(program.slot)
         self.image_nbytes = program.slot.image_nbytes
         self.output_nbytes = program.slot.output_nbytes
         self.build = program.build
         self.launch = program.launch
         self.collect = program.collect
-        self.has_build = type(program).build is not StepProgram.build
+        self.feed = program.feed
+        self.step_sizes = program.sizes
+        self.slots_changed = program.slots_changed
+        self.has_build = cls.build is not StepProgram.build
+        self.has_collect = cls.collect is not StepProgram.collect
+        self.has_feed = cls.feed is not StepProgram.feed
+        self.has_sizes = cls.sizes is not StepProgram.sizes
+        self.slot_at_build = bool(getattr(program, "slot_at_build", False))
+        self.fixed_image: Buffer | None = None
         self.launched = False
 
 
@@ -144,10 +155,19 @@ def image_view(program: StepProgram[Any, Any], array: ByteArray) -> ByteArray | 
     return layout.view(array) if layout is not None else array[: program.slot.image_nbytes]
 
 
-def validate_program(program: object) -> None:
+def validate_growth(program: StepProgram[Any, Any]) -> None:
+    """Refuse growth for a program that keeps addresses and would not be told of new ones."""
+    cls = type(program)
+    if program.keeps_addresses and cls.slots_changed is StepProgram.slots_changed:
+        raise ConfigurationError(
+            f"grow='high_water' moves addresses, which {cls.__name__} keeps; define slots_changed() or use grow='never'"
+        )
+
+
+def validate_program(program: object) -> StepProgram[Any, Any]:
     """Refuse, before anything is opened, what cannot work later."""
     if not isinstance(program, StepProgram):
-        raise TypeError(f"program must be a StepProgram, got {type(program).__name__}")
+        raise TypeError(f"program must be a StepProgram or an EngineProgram, got {type(program).__name__}")
     spec = getattr(program, "slot", None)
     if not isinstance(spec, SlotSpec):
         raise ConfigurationError(f"{type(program).__name__}.slot must be a SlotSpec, got {spec!r}")
@@ -156,3 +176,9 @@ def validate_program(program: object) -> None:
         raise ConfigurationError(f"{cls.__name__}.slot has an image but {cls.__name__} defines no build()")
     if spec.output_nbytes > 0 and cls.collect is StepProgram.collect:
         raise ConfigurationError(f"{cls.__name__}.slot has an output but {cls.__name__} defines no collect()")
+    has_feed = cls.feed is not StepProgram.feed
+    if has_feed and spec.feed_nbytes == 0:
+        raise ConfigurationError(f"{cls.__name__} defines feed() but feed_nbytes of its slot is 0")
+    if spec.feed_nbytes > 0 and not has_feed:
+        raise ConfigurationError(f"{cls.__name__}.slot has feed_nbytes={spec.feed_nbytes} but no feed() is defined")
+    return program

@@ -20,6 +20,7 @@ from async_orch import logs
 from async_orch._events import emit
 from async_orch._step import UNKNOWN, Step
 from async_orch._timings import timings_of
+from async_orch.exceptions import StepTimeout
 
 __all__ = ["RecordMaker", "RecordTarget", "RecordWriter"]
 
@@ -58,7 +59,9 @@ class RecordMaker:
             # One copy, divided by its bytes: a share, not a measurement, and marked as such.
             sm_ns = h2d_ns * sm_nbytes // copy_nbytes
             graph_ns, split = h2d_ns - sm_ns, "bytes"
-        error = step.error if step.outcome == "failed" else None
+        error, extras = step.error, step.extras
+        if step.outcome != "failed" and not isinstance(error, StepTimeout):
+            error = None  # a cancel is what the caller wanted
         wall_ns = self.anchor_wall_ns + step.settled_ns - self.anchor_mono_ns
         fields: Any = (
             event,
@@ -73,7 +76,7 @@ class RecordMaker:
             step.step_id,
             step.seq,
             step.attrs,
-            None,
+            None if step.after_seq == UNKNOWN else step.after_seq,
             None if step.slot_index == UNKNOWN else step.slot_index,
             None if step.generation == UNKNOWN else step.generation,
             step.cold_reason,
@@ -88,14 +91,14 @@ class RecordMaker:
             graph_ns,
             sm_ns,
             split,
-            None,
+            None if step.d2d_ns == UNKNOWN else step.d2d_ns,
             timings.alloc_count if self.sees_allocations else None,
             timings.alloc_nbytes if self.sees_allocations else None,
             timings.alloc_ns if self.sees_allocations else None,
             copy_nbytes,
             sm_nbytes,
-            None,
-            None,
+            None if extras is None or extras.feed_wait_ns == UNKNOWN else extras.feed_wait_ns,
+            None if extras is None or extras.feed_ns == UNKNOWN else extras.feed_ns,
             timings.launch_start_ns,
             timings.launch_ns,
             timings.device_start_ns,

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from async_orch._escape import escapes
+from async_orch._events import emit
 from async_orch._stage import Stage
-from async_orch._step import RETIRING, SETTLED, UNKNOWN, Step
-from async_orch.abc import Fence
-from async_orch.exceptions import CollectError, CopyError, LaunchError, OutputEscaped, StepError
+from async_orch._step import LAUNCHED, RETIRING, SETTLED, UNKNOWN, Step
+from async_orch._workers import WorkerPool
+from async_orch.abc import ByteArray, Fence
+from async_orch.exceptions import (
+    CollectError,
+    CopyError,
+    LaunchError,
+    OrchError,
+    OutputEscaped,
+    PipelineFailed,
+    StepError,
+    StepTimeout,
+)
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-
+    from async_orch._program import ProgramRuntime
 
 __all__ = ["RetireStage"]
+
+
+NO_OUTPUT: ByteArray = np.empty(0, np.uint8)
+NO_OUTPUT.flags.writeable = False
+"""What ``collect`` of a program without output sees."""
+
+
+class CollectJob:
+    """One ``collect`` on the collect thread."""
+
+    __slots__ = ("abandoned", "error", "output", "payload", "step", "view")
+
+    def __init__(self, step: Step, view: ByteArray) -> None:
+        self.step = step
+        self.payload = step.payload
+        self.view = view
+        self.output: Any = None
+        self.error: Exception | None = None
+        self.abandoned = False
 
 
 class RetireStage(Stage):
@@ -26,9 +58,13 @@ class RetireStage(Stage):
         super().__init__(pipeline)
         self.last_fence_ns = UNKNOWN
         self.device_end_ns: int | None = None
+        self.collecting: CollectJob | None = None
+        self.pool: WorkerPool[CollectJob] | None = None
+        if pipeline.config.collect_in == "thread":
+            self.pool = WorkerPool("collect", 1, self._collect, pipeline.waker.wake)
 
     def head(self) -> Step | None:
-        """The oldest launched step."""
+        """The oldest step that is on the device or being collected."""
         return self.queue[0] if self.queue else None
 
     def advance(self) -> bool:
@@ -36,102 +72,256 @@ class RetireStage(Stage):
         moved = False
         while queue:
             step = queue[0]
+            if self.collecting is not None:
+                if not self._take_finished():
+                    break
+                moved = True
+                continue
             fence = step.output_done
             if fence is not None and not fence.query():
                 if not step.armed:
                     step.armed = True
                     self.pipeline.watcher.watch(fence)
+                self.pipeline.watchdog.start()
                 break
-            queue.popleft()
-            self._retire(step, fence)
+            if self.pool is None:
+                queue.popleft()
+                self.retire(step)
+            else:
+                self._retire_on_thread(step)
             moved = True
         return moved
 
-    def _retire(self, step: Step, fence: Fence | None) -> None:
-        pipeline = self.pipeline
-        step.retire_start_ns = self.last_fence_ns = pipeline.now()
-        self._read_clocks(step)
-        error = fence.error if fence is not None else None
-        if step.state == SETTLED:
-            self._finish_detached(step)
-        else:
+    def retire(self, step: Step) -> None:
+        """The step's last fence is done, and it is off the queue: collect inline and settle."""
+        fence = self._fence_reached(step)
+        if fence is not None and fence.error is not None:
+            self._device_failed(step, fence.error)
+        elif step.state == LAUNCHED:
             step.state = RETIRING
-            if error is not None:
-                self._device_failed(step, error)
-            else:
-                self._collect(step)
-        step.copy_start = step.copy_end = None
-        step.device_start = step.device_end = step.output_done = None
+            self._collect_inline(step)
+        elif self.pipeline.settling.needed(step):
+            self._collect_inline(step)
+        else:
+            self._detached(step)
 
-    def _collect(self, step: Step) -> None:
-        pipeline, program = self.pipeline, step.program
+    def _retire_on_thread(self, step: Step) -> None:
+        """The same with ``collect`` on its thread; the step stays at the head until that is over."""
+        fence = self._fence_reached(step)
+        if fence is not None and fence.error is not None:
+            self.queue.popleft()
+            self._device_failed(step, fence.error)
+            return
+        if step.state == LAUNCHED:
+            step.state = RETIRING
+        elif not self.pipeline.settling.needed(step):
+            self.queue.popleft()
+            self._detached(step)
+            return
+        if step.program.has_collect:
+            self._send(step)
+        else:
+            self.queue.popleft()
+            self._collect_inline(step)
+
+    def _fence_reached(self, step: Step) -> Fence | None:
+        """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
+        step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
+        fence = step.output_done
+        self.read_clocks(step)
+        return fence
+
+    # -- collecting ----------------------------------------------------------------------------------------
+
+    def view(self, step: Step) -> ByteArray:
+        """What ``collect`` sees of the step's output."""
         slot = step.slot
-        if step.d2h_nbytes > 0 and slot is not None:
-            view = pipeline.slots.items[slot.index].output_view
-            if view is not None:
-                if view.nbytes != step.d2h_nbytes:
-                    view = view[: step.d2h_nbytes]
-                try:
-                    output = program.collect(step.payload, view)
-                    if output is not None and escapes(output, view):
-                        raise OutputEscaped(
-                            f"collect of {type(program.program).__name__} returned memory of the output view, "
-                            "which a later step overwrites; return a copy, e.g. output.copy()"
-                        )
-                except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                    self._finish_failed(step, CollectError, "collect raised", exc)
-                    return
-                if step.state == SETTLED:
-                    # The hook cancelled its own step, which wrote the record.
-                    pipeline.release_slot(step)
-                    return
-                step.output = output
-        step.retire_end_ns = end = pipeline.now()
+        view = None if slot is None else slot.item.output_view
+        if view is None:
+            return NO_OUTPUT
+        return view if view.nbytes == step.d2h_nbytes else view[: max(step.d2h_nbytes, 0)]
+
+    @staticmethod
+    def escaped(program: ProgramRuntime) -> OutputEscaped:
+        """The error for a collect that kept memory of its view."""
+        return OutputEscaped(
+            f"collect of {type(program.program).__name__} returned memory of the output view, "
+            "which a later step overwrites; return a copy, e.g. output.copy()"
+        )
+
+    def _collect_inline(self, step: Step) -> None:
+        program = step.program
+        output: Any = None
+        failure: Exception | None = None
+        if program.has_collect:
+            view = self.view(step)
+            try:
+                output = program.collect(step.payload, view)
+                if output is not None and escapes(output, view):
+                    raise self.escaped(program)
+            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                failure = exc
+            elapsed = self.pipeline.now() - step.retire_start_ns
+            if elapsed > self.blocked_ns:
+                self.warn_blocked("collect", step, elapsed)
+        elif program.slot_at_build:
+            # An engine's result comes with its fence; a program without collect has none.
+            output = getattr(step.output_done, "result", None)
+        self.collected(step, output, failure)
+
+    def _send(self, step: Step) -> None:
+        job = self.collecting = CollectJob(step, self.view(step))
+        limit_s = self.pipeline.config.collect_timeout_s
+        if limit_s is not None:
+            extras = step.ensure_extras()
+            extras.stage_timer = self.pipeline.loop.call_later(limit_s, self._overdue, job)
+        if self.pool is not None:
+            self.pool.submit(job)
+
+    def _collect(self, job: CollectJob) -> None:
+        """On the collect thread."""
+        program, view = job.step.program, job.view
+        try:
+            output = program.collect(job.payload, view)
+            if output is not None and escapes(output, view):
+                raise self.escaped(program)
+            job.output = output
+        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            job.error = exc
+
+    def _take_finished(self) -> bool:
+        pool, job = self.pool, self.collecting
+        if pool is None or job is None:
+            return False
+        done = pool.take()
+        while done is not None and done.abandoned:
+            done = pool.take()
+        if done is None:
+            return False
+        self.collecting = None
+        extras = job.step.extras
+        if extras is not None and extras.stage_timer is not None:
+            extras.stage_timer.cancel()
+            extras.stage_timer = None
+        self.queue.popleft()
+        self.collected(job.step, job.output, job.error)
+        return True
+
+    def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
+        """The slot returns, then the step settles."""
+        pipeline = self.pipeline
+        step.retire_end_ns = pipeline.now()
+        slot = step.slot
+        if slot is not None and not slot.holds:
+            step.slot = None
+            slot.release()
+        else:
+            pipeline.release_slot(step)
+        step.copy_end = step.device_end = step.output_done = None
+        if failure is None:
+            step.output = output
+            step.collected = True
+        if step.state == SETTLED:
+            # Detached meanwhile, or collected for a dependent's sake only.
+            self._detached(step)
+        elif failure is not None:
+            self.fail_step(step, CollectError, "collect raised", failure)
+        else:
+            pipeline.settling.settle(step, "completed")
+
+    def _overdue(self, job: CollectJob) -> None:
+        """A collect took longer than ``collect_timeout_s``: its slot and its thread are given up."""
+        pool = self.pool
+        if self.collecting is not job or pool is None:
+            return
+        pipeline, step = self.pipeline, job.step
+        self.collecting = None
+        job.abandoned = True
+        self.queue.popleft()
+        slot_class = pipeline.memory.class_of(step)
+        self.lose_slot(step)
+        step.retire_end_ns = pipeline.now()
+        limit_s = pipeline.config.collect_timeout_s
+        text = f"step {step.step_id!r} (seq {step.seq}): collect did not return within collect_timeout_s={limit_s} s"
+        step.failed_in = "retire"
+        if step.state == SETTLED:
+            self._detached(step)
+        else:
+            error = StepTimeout(text, stage="retire", step_id=step.step_id, seq=step.seq)
+            pipeline.settling.drop(step, "failed", error)
+        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
+            limit = pipeline.config.max_quarantined
+            pipeline.settling.fail(PipelineFailed(f"max_quarantined={limit} buffers are lost to hooks that hang"))
+        else:
+            pipeline.counts.replaced += 1
+            try:
+                pipeline.memory.replace_slot(slot_class)
+                pool.replace_thread()
+            except OrchError as exc:
+                pipeline.settling.fail(PipelineFailed(f"a quarantined slot could not be replaced: {exc}"), exc)
+        pipeline.pump()
+
+    # -- the other outcomes --------------------------------------------------------------------------------
+
+    def _detached(self, step: Step) -> None:
+        """A step that was settled while on the device: its slot comes back and its record is written."""
+        pipeline = self.pipeline
         pipeline.release_slot(step)
-        pipeline.settle(step, "completed")
-        if end - step.retire_start_ns > self.blocked_ns:
-            self.warn_blocked("collect", step, end - step.retire_start_ns)
+        if step.retire_end_ns == UNKNOWN:
+            step.retire_end_ns = pipeline.now()
+        if not step.recorded and pipeline.sink is not None:
+            pipeline.sink(step)
+        pipeline.settling.detached_ended(step)
 
     def _device_failed(self, step: Step, error: BaseException) -> None:
         """Say which part of the step's device work failed."""
-        if step.copy_end is not None and step.copy_end.error is not None:
-            self._finish_failed(step, CopyError, "the copy of its image failed on the device", error)
-        elif step.device_end is not None and step.device_end.error is not None:
-            self._finish_failed(step, LaunchError, "its kernels failed on the device", error)
+        copy_end, device_end = step.copy_end, step.device_end
+        step.copy_end = step.device_end = step.output_done = None
+        if step.state == SETTLED:
+            self._detached(step)
+            if self.is_lost(error):
+                self.pipeline.settling.device_lost(step, error)
+            else:
+                emit("warning", "step.failed", step_id=step.step_id, seq=step.seq, error=str(error), detached=True)
+            return
+        step.state = RETIRING
+        if copy_end is not None and copy_end.error is not None:
+            self._fail(step, CopyError, "the copy of its image failed on the device", error)
+        elif device_end is not None and device_end.error is not None:
+            self._fail(step, LaunchError, "its kernels failed on the device", error)
         else:
-            self._finish_failed(step, CollectError, "the copy of its output failed on the device", error)
+            self._fail(step, CollectError, "the copy of its output failed on the device", error)
 
-    def _finish_detached(self, step: Step) -> None:
-        """The slot of a step that was settled while on the device comes back, and its record is written."""
-        self.pipeline.release_slot(step)
-        step.retire_end_ns = self.pipeline.now()
-        if self.pipeline.sink is not None:
-            self.pipeline.sink(step)
-
-    def _finish_failed(self, step: Step, kind: type[StepError], what: str, cause: BaseException) -> None:
+    def _fail(self, step: Step, kind: type[StepError], what: str, cause: BaseException) -> None:
         step.retire_end_ns = self.pipeline.now()
         self.pipeline.release_slot(step)
         self.fail_step(step, kind, what, cause)
 
-    def _read_clocks(self, step: Step) -> None:
-        """Turn the step's fences into numbers; fences are few on some devices and must not live on in results."""
+    def read_clocks(self, step: Step) -> None:
+        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with."""
         copy_start, copy_end = step.copy_start, step.copy_end
         if copy_start is not None and copy_end is not None:
-            elapsed = copy_end.elapsed_ns(copy_start)
-            started = copy_start.time_ns()
-            if elapsed is not None and started is not None:
-                step.h2d_ns, step.h2d_start_ns = elapsed, started
+            started, ended = copy_start.time_ns(), copy_end.time_ns()
+            if started is not None and ended is not None:
+                step.h2d_start_ns, step.h2d_ns = started, ended - started
+            step.copy_start = None
         start, end, done = step.device_start, step.device_end, step.output_done
+        step.device_start = None
         if start is None or end is None or done is None:
             return
         start_ns, end_ns = start.time_ns(), end.time_ns()
         if start_ns is None or end_ns is None:
             return
         step.device_start_ns, step.device_ns = start_ns, end_ns - start_ns
-        if step.d2h_nbytes > 0:
-            step.d2h_ns = done.elapsed_ns(end) or 0
+        if step.d2d_start is not None:
+            step.d2d_ns = start.elapsed_ns(step.d2d_start) or 0
+            step.d2d_start = None
         previous = self.device_end_ns
         if previous is not None:
             step.bubble_ns = start_ns - previous
             step.starved_ns = max(0, min(step.accept_ns, start_ns) - previous)
-        self.device_end_ns = end_ns if done is end else (done.time_ns() or end_ns)
+        if done is not end:
+            done_ns = done.time_ns()
+            if done_ns is not None:
+                step.d2h_ns, end_ns = done_ns - end_ns, done_ns
+        self.device_end_ns = end_ns

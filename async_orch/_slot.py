@@ -2,61 +2,131 @@
 
 from __future__ import annotations
 
-from async_orch._ring import Lease
-from async_orch.abc import Backend, Buffer, ByteArray
-from async_orch.exceptions import ConfigurationError
+from typing import NamedTuple, Self
 
-__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging", "allocate_slot"]
+from async_orch._ring import Lease, Ring
+from async_orch.abc import Backend, Buffer, ByteArray, Fence
+from async_orch.exceptions import ConfigurationError, StaleLease
+
+__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging"]
 
 
-class SlotSizes:
-    """Sizes in bytes that serve every program of an orchestrator: the largest of each part."""
+class SlotSizes(NamedTuple):
+    """Sizes in bytes of a slot's device parts."""
 
-    __slots__ = ("image_nbytes", "output_nbytes", "workspace_nbytes")
-
-    def __init__(self, image_nbytes: int, workspace_nbytes: int, output_nbytes: int) -> None:
-        self.image_nbytes = image_nbytes
-        self.workspace_nbytes = workspace_nbytes
-        self.output_nbytes = output_nbytes
+    image_nbytes: int = 0
+    workspace_nbytes: int = 0
+    feed_nbytes: int = 0
+    output_nbytes: int = 0
 
     @property
     def device_nbytes(self) -> int:
         """Device memory of one slot."""
-        return self.image_nbytes + self.workspace_nbytes + self.output_nbytes
+        return sum(self)
+
+    def fits_in(self, other: SlotSizes) -> bool:
+        """Whether every part is at most as large as the other's."""
+        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
+
+    def or_larger(self, other: SlotSizes) -> SlotSizes:
+        """The larger of each part."""
+        return SlotSizes(*(max(pair) for pair in zip(self, other, strict=True)))
+
+    def __str__(self) -> str:
+        image, workspace, feed, output = self
+        return f"image {image}, workspace {workspace}, feed {feed}, output {output} B"
+
+
+_DEVICE_PARTS = ("image", "workspace", "feed", "output")
 
 
 class SlotMemory:
     """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output."""
 
-    __slots__ = ("image", "output", "output_host", "output_view", "workspace")
+    __slots__ = ("feed", "feed_host", "image", "output", "output_host", "output_view", "sizes", "workspace")
 
     def __init__(self) -> None:
+        self.sizes = SlotSizes()
         self.image: Buffer | None = None
         self.workspace: Buffer | None = None
+        self.feed: Buffer | None = None
         self.output: Buffer | None = None
+        self.feed_host: Buffer | None = None
         self.output_host: Buffer | None = None
         self.output_view: ByteArray | None = None
 
-    def set_output_host(self, buffer: Buffer) -> None:
-        """Take the pinned buffer that outputs are copied to."""
-        self.output_host = buffer
-        self.output_view = buffer.array.view()
-        self.output_view.flags.writeable = False
+    def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
+        """Allocate and touch the pinned parts."""
+        if sizes.feed_nbytes:
+            self.feed_host = backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host")
+            backend.touch(self.feed_host)
+        if sizes.output_nbytes:
+            self.output_host = backend.alloc_host(sizes.output_nbytes, name="slot.output_host")
+            backend.touch(self.output_host)
+            self.output_view = self.output_host.array.view()
+            self.output_view.flags.writeable = False
+
+    def allocate_device(self, backend: Backend, sizes: SlotSizes) -> int:
+        """Allocate and touch the device parts, all or nothing. Returns the number of allocations."""
+        fresh: dict[str, Buffer] = {}
+        try:
+            for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
+                if nbytes:
+                    fresh[part] = backend.alloc(nbytes, name=f"slot.{part}")
+                    backend.touch(fresh[part])
+        except BaseException:
+            for buffer in fresh.values():
+                buffer.free()
+            raise
+        self.free_device()
+        for part, buffer in fresh.items():
+            setattr(self, part, buffer)
+        self.sizes = sizes
+        return len(fresh)
+
+    def grow(self, backend: Backend, sizes: SlotSizes) -> None:
+        """Allocate what is too small anew, and free the old only then; on failure nothing has changed."""
+        larger = SlotMemory()
+        wanted = SlotSizes(*(new if new > old else 0 for new, old in zip(sizes, self.sizes, strict=True)))
+        try:
+            larger.allocate_host(backend, wanted)
+            larger.allocate_device(backend, wanted)
+        except BaseException:
+            larger.free()
+            raise
+        for part in ("image", "workspace", "feed", "output", "feed_host", "output_host"):
+            buffer, old = getattr(larger, part), getattr(self, part)
+            if buffer is not None:
+                setattr(self, part, buffer)
+                if old is not None:
+                    old.free()
+        if larger.output_view is not None:
+            self.output_view = larger.output_view
+        self.sizes = sizes.or_larger(self.sizes)
+
+    def buffers(self) -> list[Buffer]:
+        """The parts that exist."""
+        parts = (self.image, self.workspace, self.feed, self.output, self.feed_host, self.output_host)
+        return [part for part in parts if part is not None]
 
     def free_device(self) -> None:
-        """Give the device parts back; the pinned output buffer stays."""
-        for buffer in (self.image, self.workspace, self.output):
+        """Give the device parts back; the pinned ones stay."""
+        for part in _DEVICE_PARTS:
+            buffer: Buffer | None = getattr(self, part)
             if buffer is not None:
                 buffer.free()
-        self.image = self.workspace = self.output = None
+                setattr(self, part, None)
+        self.sizes = SlotSizes()
 
     def free(self) -> None:
         """Give everything back."""
         self.free_device()
         self.output_view = None
-        if self.output_host is not None:
-            self.output_host.free()
-            self.output_host = None
+        for part in ("feed_host", "output_host"):
+            buffer: Buffer | None = getattr(self, part)
+            if buffer is not None:
+                buffer.free()
+                setattr(self, part, None)
 
 
 class Staging:
@@ -69,42 +139,33 @@ class Staging:
         self.views = views
 
 
-def allocate_slot(backend: Backend, sizes: SlotSizes, memory: SlotMemory, *, touch: bool) -> int:
-    """Allocate the device parts of a slot into ``memory``; all or nothing. Returns the number of allocations."""
-    count = 0
-    try:
-        for part in ("image", "workspace", "output"):
-            nbytes: int = getattr(sizes, f"{part}_nbytes")
-            if nbytes:
-                buffer = backend.alloc(nbytes, name=f"slot.{part}")
-                setattr(memory, part, buffer)
-                count += 1
-                if touch:
-                    backend.touch(buffer)
-    except BaseException:
-        memory.free_device()
-        raise
-    return count
-
-
 class Slot(Lease[SlotMemory]):
     """What `StepProgram.launch` gets: one leased slot's device memory.
 
     Every access after the step gave the slot back raises `StaleLease`.
     """
 
-    __slots__ = ()
+    __slots__ = ("fixed_image", "holds")
+
+    def __init__(self, ring: Ring[SlotMemory], index: int, generation: int) -> None:
+        # Not through Lease.__init__: one of these is made a step.
+        self._ring = ring
+        self.index = index
+        self.generation = generation
+        self.holds: tuple[Fence, ...] = ()
+        self.fixed_image: Buffer | None = None
 
     def _part(self, name: str) -> Buffer:
         buffer: Buffer | None = getattr(self.item, name)
         if buffer is None:
-            raise ConfigurationError(f"the slot has no {name}: every program's {name}_nbytes is 0")
+            raise ConfigurationError(f"the slot has no {name}: {name}_nbytes of the program's SlotSpec is 0")
         return buffer
 
     @property
     def image(self) -> Buffer:
-        """Device memory with the step's image."""
-        return self._part("image")
+        """Device memory with the step's image; with ``image_at="fixed"`` the program's one fixed region."""
+        image = self._part("image")
+        return image if self.fixed_image is None else self.fixed_image
 
     @property
     def workspace(self) -> Buffer:
@@ -112,6 +173,21 @@ class Slot(Lease[SlotMemory]):
         return self._part("workspace")
 
     @property
+    def feed(self) -> Buffer:
+        """Device memory with what ``feed`` wrote; undefined for a step without ``after``."""
+        return self._part("feed")
+
+    @property
     def output(self) -> Buffer:
         """Device memory for the output, copied to the host after the kernels."""
         return self._part("output")
+
+    def hold(self, fence: Fence) -> Self:
+        """Keep the slot from being reused until ``fence`` too: for work of other streams that reads it.
+
+        Call it in ``launch``. Raises `StaleLease` once the slot has been given back, when it would be too late.
+        """
+        if self.ended:
+            raise StaleLease(f"hold() on slot {self.index} came after its step had given it back")
+        self.holds = (*self.holds, fence)
+        return self

@@ -18,19 +18,19 @@ from async_orch.exceptions import DeviceLost, HotPathAllocation, OrchError, Outp
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
 
-
 __all__ = ["Stage"]
 
 
 class Stage:
-    """What all stages share: the pipeline, a queue, and how a step fails here."""
+    """The pipeline, a queue, and how a step fails here."""
 
     name = ""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.queue: deque[Step] = deque()
-        self.blocked_ns = round(pipeline.config.blocked_warning_s * 1e9)
+        self.blocked_ns = pipeline.blocked_ns
+        self._warned: set[tuple[str, str]] = set()
 
     def remove(self, step: Step) -> bool:
         """Take a step out of the queue; False if it is not there."""
@@ -42,8 +42,10 @@ class Stage:
 
     def fail_step(self, step: Step, kind: type[StepError], what: str, cause: BaseException | None) -> None:
         """Settle the step as failed. A lost device fails every step instead."""
+        settling = self.pipeline.settling
+        step.failed_in = self.name
         if isinstance(cause, DeviceLost):
-            self.pipeline.device_lost(step, cause)
+            settling.device_lost(step, cause)
             return
         detail = f": {type(cause).__name__}: {cause}" if cause is not None else ""
         error: OrchError
@@ -57,9 +59,23 @@ class Stage:
                 seq=step.seq,
             )
         error.__cause__ = cause
-        step.failed_in = self.name
-        self.pipeline.drop(step, "failed", error)
+        settling.drop(step, "failed", error)
+
+    @staticmethod
+    def is_lost(error: BaseException | None) -> bool:
+        """Whether a failure means that the whole device is gone."""
+        return isinstance(error, DeviceLost)
+
+    def lose_slot(self, step: Step) -> None:
+        """Nobody can tell any more when the device is done with the step's slot: it is never reused."""
+        slot, step.slot = step.slot, None
+        if slot is not None:
+            slot.quarantine()
 
     def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
-        """The ``loop.blocked`` warning for an inline hook that held the loop longer than ``blocked_ns``."""
+        """One ``loop.blocked`` warning for each inline hook that held the loop longer than ``blocked_ns``."""
+        key = (step.program.name, hook)
+        if key in self._warned:
+            return
+        self._warned.add(key)
         emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)

@@ -64,27 +64,28 @@ class Statistics:
 
 def statistics_of(opened: Opened) -> Statistics:
     """Read the counts."""
-    pipeline, writer = opened.pipeline, opened.writer
+    pipeline, counts, memory, writer = opened.pipeline, opened.counts, opened.memory, opened.writer
     pipeline.h2d.reclaim()
-    pipeline.slots.poll()
+    memory.poll()
+    rings = [slot_class.ring for slot_class in memory.classes]
     return Statistics(
-        submitted=pipeline.accepted,
-        completed=pipeline.completed,
-        failed=pipeline.failed,
-        cancelled=pipeline.cancelled,
+        submitted=counts.accepted,
+        completed=counts.completed,
+        failed=counts.failed,
+        cancelled=counts.cancelled,
         pending=len(pipeline.live),
         in_flight=len(pipeline.live),
         on_device=pipeline.on_device,
-        slots_total=len(pipeline.slots),
-        slots_leased=pipeline.slots.leased,
-        slots_quarantined=pipeline.slots.quarantined,
-        staging_total=len(pipeline.staging),
-        staging_leased=pipeline.staging.leased,
-        staging_quarantined=pipeline.staging.quarantined,
+        slots_total=sum(len(ring) for ring in rings),
+        slots_leased=sum(ring.leased for ring in rings),
+        slots_quarantined=sum(ring.quarantined for ring in rings),
+        staging_total=len(memory.staging),
+        staging_leased=memory.staging.leased,
+        staging_quarantined=memory.staging.quarantined,
         queue_lengths=pipeline.queue_lengths(),
-        step_path_allocs=opened.device.step_path_allocs,
+        step_path_allocs=opened.device.step_path_allocs + memory.step_path_allocs,
         records_dropped=0 if writer is None else writer.dropped,
-        failed_unretrieved=pipeline.failed_unretrieved,
+        failed_unretrieved=counts.failed_unretrieved,
         threads_abandoned=opened.threads_abandoned,
         resident_nbytes=opened.device.resident_nbytes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from async_orch._ring import Lease
 from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import ACQUIRED, BUILT, Step
@@ -13,43 +14,43 @@ from async_orch.exceptions import CopyError, OrchError
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-    from async_orch._ring import Lease
-
 
 __all__ = ["AcquireStage", "H2DStage"]
 
 
 class AcquireStage(Stage):
-    """Grants slots in order: the head of `order` gets the next one, even if later steps are built already."""
+    """Grants slots in order: the head of the queue gets the next one, even if later steps are built already."""
 
     name = "acquire"
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__(pipeline)
-        self.order = self.queue
-
     def advance(self) -> bool:
-        pipeline, order = self.pipeline, self.order
+        pipeline, order = self.pipeline, self.queue
+        memory, to_copy = pipeline.memory, pipeline.h2d.queue
         moved = False
-        while order and order[0].state == BUILT and len(pipeline.h2d.queue) < pipeline.queue_depth:
-            slot = pipeline.slots.acquire_as(Slot)
+        while order and order[0].state == BUILT and len(to_copy) < pipeline.queue_depth:
+            step = order[0]
+            slot_class = memory.class_of(step)
+            slot = step.slot
             if slot is None:
-                if not pipeline.slots.poll():
-                    break
-                continue
-            step = order.popleft()
-            step.slot = slot
-            step.slot_index, step.generation = slot.index, slot.generation
+                slot = slot_class.ring.acquire_as(Slot)
+                if slot is None:
+                    if not memory.poll():
+                        break
+                    continue
+                step.slot = slot
+                step.slot_index, step.generation = slot.index, slot.generation
+            order.popleft()
             step.state = ACQUIRED
             moved = True
-            if pipeline.allocate is not None:
+            if memory.naive or step.extras is not None:
                 try:
-                    pipeline.allocate(step, slot.index)
+                    memory.prepare_slot(slot_class, slot.item, step)
                 except OrchError as exc:
-                    self.fail_step(step, CopyError, "allocating its slot failed", exc)
+                    self.fail_step(step, CopyError, "its slot could not be allocated", exc)
                     continue
+            slot.fixed_image = step.program.fixed_image
             step.acquire_ns = pipeline.now()
-            pipeline.h2d.queue.append(step)
+            to_copy.append(step)
         return moved
 
 
@@ -64,49 +65,59 @@ class H2DStage(Stage):
         self._watched: Fence | None = None
 
     def advance(self) -> bool:
-        pipeline, queue = self.pipeline, self.queue
-        launch_queue = pipeline.launch.queue
+        queue, depth = self.queue, self.pipeline.queue_depth
+        to_launch = self.pipeline.launch.queue
         moved = False
-        while queue and len(launch_queue) < pipeline.queue_depth:
+        while queue and len(to_launch) < depth:
             step = queue.popleft()
             moved = True
-            if step.staging is not None and step.slot is not None and not self._copy(step, step.staging, step.slot):
-                continue
-            launch_queue.append(step)
+            if step.staging is None or self.copy(step):
+                to_launch.append(step)
         return moved
 
-    def _copy(self, step: Step, staging: Lease[Staging], slot: Slot) -> bool:
-        pipeline, stream = self.pipeline, self.pipeline.copy_stream
+    def copy(self, step: Step) -> bool:
+        """Enqueue the copy of the step's image; False if that failed, and the step with it."""
+        staging, slot = step.staging, step.slot
+        if staging is None or slot is None:
+            return False
+        pipeline = self.pipeline
+        stream, image = pipeline.copy_stream, slot.item.image
         step.h2d_start_ns = pipeline.now()
         try:
-            stream.isolate()
-            step.copy_start = stream.record()
-            if step.copy_nbytes:
-                stream.copy(slot.image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
+            step.copy_start = stream.begin()
+            if step.copy_nbytes and image is not None:
+                stream.copy(image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
+            fence = step.copy_end = stream.record()
         except OrchError as exc:
-            self._end_copy(step, staging)
-            self.fail_step(step, CopyError, "enqueuing the copy failed", exc)
+            self.copy_failed(step, exc)
             return False
-        self._end_copy(step, staging)
+        step.staging = None
+        if not self.copying and fence.query():
+            staging.release()
+        else:
+            self.copying.append((fence, staging))
         return True
 
-    def _end_copy(self, step: Step, staging: Lease[Staging]) -> None:
-        """Hand staging over to the copy's fence."""
+    def copy_failed(self, step: Step, cause: OrchError) -> None:
+        """Part of it may be enqueued: staging and slot come back behind a fence, or never without one."""
+        staging, step.staging = step.staging, None
         try:
             fence = step.copy_end = self.pipeline.copy_stream.record()
-        except OrchError as exc:
-            # Without a fence nobody can tell when the copy is over: staging stays leased until close.
-            self.fail_step(step, CopyError, "recording the copy's fence failed", exc)
-            return
-        step.staging = None
-        self.copying.append((fence, staging))
+        except OrchError:
+            if staging is not None:
+                staging.quarantine()
+            self.lose_slot(step)
+        else:
+            if staging is not None:
+                self.copying.append((fence, staging))
+        self.fail_step(step, CopyError, "enqueuing the copy failed", cause)
 
     def reclaim(self) -> bool:
         """Free the staging whose copies are done; copies of one stream end in order."""
         copying = self.copying
         freed = False
         while copying and copying[0][0].query():
-            self.pipeline.staging.release(copying.popleft()[1])
+            copying.popleft()[1].release()
             freed = True
         return freed
 

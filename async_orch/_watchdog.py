@@ -36,6 +36,10 @@ class FenceWatchdog:
         head = pipeline.retire.head()
         if head is None or pipeline.failure is not None:
             return
+        if pipeline.retire.collecting is not None:
+            # The device is done with it: what takes long is the caller's collect.
+            self.start()
+            return
         since_ns = max(head.launch_end_ns, pipeline.retire.last_fence_ns)
         left_ns = since_ns + round(self._timeout_s * 1e9) - pipeline.now()
         if left_ns > 0:
@@ -44,5 +48,5 @@ class FenceWatchdog:
         pipeline.pump()
         if pipeline.retire.head() is head and pipeline.failure is None:
             text = f"no fence within fence_timeout_s={self._timeout_s} s; raise it if kernels may take longer"
-            pipeline.device_lost(head, TimeoutError(text))
+            pipeline.settling.device_lost(head, TimeoutError(text))
             pipeline.pump()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -27,11 +28,21 @@ class WorkerPool(Generic[JobT]):
         self._jobs: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
         self._work = work
         self._wake = wake
-        self._threads = [
-            threading.Thread(target=self._run, name=f"async_orch-{name}-{i}", daemon=True) for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._in_job: set[threading.Thread] = set()
+        for _ in range(count):
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        name = f"async_orch-{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def replace_thread(self) -> None:
+        """A job is given up on: one more thread takes the place of the one that is stuck in it."""
+        self._start_thread()
 
     def submit(self, job: JobT) -> None:
         """Queue a job. The caller bounds how many."""
@@ -48,11 +59,14 @@ class WorkerPool(Generic[JobT]):
         return job
 
     def _run(self) -> None:
+        thread = threading.current_thread()
         while True:
             job = self._jobs.get()
             if job is None:
                 return
+            self._in_job.add(thread)
             self._work(job)
+            self._in_job.discard(thread)
             self.finished.append(job)
             self._wake()
 
@@ -62,7 +76,9 @@ class WorkerPool(Generic[JobT]):
             self._jobs.put(None)
 
     def join(self, timeout_s: float) -> int:
-        """Wait for the threads, ``timeout_s`` in all; the number that is still stuck in a job."""
+        """Wait for the threads, about ``timeout_s`` in all; the number that is still stuck in a job."""
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            # One that is inside code of the caller now has had its time already: it is abandoned.
+            thread.join(0.0 if thread in self._in_job else max(0.0, deadline - time.monotonic()))
         return sum(thread.is_alive() for thread in self._threads)

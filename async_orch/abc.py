@@ -28,11 +28,13 @@ __all__ = [
     "AllocVisibility",
     "ByteArray",
     "DeviceClock",
+    "ReuseOrder",
 ]
 
 ByteArray = npt.NDArray[np.uint8]
 AllocVisibility = Literal["all", "own", "none"]
 DeviceClock = Literal["device", "anchored", "host", "none"]
+ReuseOrder = Literal["fifo", "lifo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,16 @@ class Stream(ABC):
         whose errors are sticky ignore it: there a failure is a `DeviceLost`.
         """
 
+    def begin(self, after: Fence | None = None) -> Fence:
+        """Start a step's work here: `isolate`, `wait` for ``after`` if given, then `record` where it starts.
+
+        One call for what every step does; override it where three are dear.
+        """
+        self.isolate()
+        if after is not None:
+            self.wait(after)
+        return self.record()
+
     def idle(self) -> bool:
         """Whether everything enqueued so far is done."""
         return self.record().query()
@@ -221,9 +233,19 @@ class Stream(ABC):
 
 
 class Backend(ABC):
-    """An opened device."""
+    """An opened device.
+
+    Attributes
+    ----------
+    info:
+        What the backend says of itself.
+    reuse_order:
+        Which of a ring's free buffers is used next: the one that has been free longest (``"fifo"``), or the one
+        given back last (``"lifo"``), which shows a buffer given back too early at the next step.
+    """
 
     info: DeviceInfo
+    reuse_order: ReuseOrder = "fifo"
 
     @abstractmethod
     def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
@@ -239,11 +261,29 @@ class Backend(ABC):
 
     @abstractmethod
     def create_stream(self, name: str) -> Stream:
-        """Create a stream; ``name`` is ``"copy"`` or ``"compute"`` and shows in thread names and traces."""
+        """Give a stream; ``name`` is ``"copy"`` or ``"compute"`` and shows in thread names and traces.
+
+        A backend opened with ``compute_stream=`` or ``copy_stream=`` gives the caller's stream instead of a new one.
+        """
+
+    def close_stream(self, stream: Stream) -> None:
+        """Close a stream that `create_stream` gave; a stream of the caller's is left as it is. Idempotent."""
+        stream.close()
+
+    def released(self, buffer: Buffer) -> None:
+        """The engine gave this ring buffer back: its contents are undefined until its next user writes to it.
+
+        Called on the loop's thread after the last fence of the buffer's user. Does nothing by default; test backends
+        scribble over the buffer, so that whoever still reads it shows.
+        """
 
     def clock_ns(self) -> int:
         """The clock of all records; CLOCK_MONOTONIC unless the device keeps virtual time."""
         return time.monotonic_ns()
+
+    def clock_source(self) -> Callable[[], int]:
+        """A function that reads the clock of `clock_ns`; the engine calls it several times a step."""
+        return time.monotonic_ns if type(self).clock_ns is Backend.clock_ns else self.clock_ns
 
     def free_nbytes(self) -> int | None:
         """Free device memory, None where unknown."""

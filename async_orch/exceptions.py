@@ -21,6 +21,7 @@ __all__ = [
     "HotPathAllocation",
     "ImageCorrupt",
     "LaunchError",
+    "MisuseError",
     "OrchError",
     "OrchestratorClosed",
     "OutOfDeviceMemory",
@@ -47,6 +48,10 @@ class BackendUnavailable(OrchError):
 
 class OrchestratorClosed(OrchError, RuntimeError):
     """The orchestrator is not open: not entered yet, being left, or closed."""
+
+
+class MisuseError(OrchError, RuntimeError):
+    """A call from where it cannot work: another loop, thread, task or process, or from inside a barrier."""
 
 
 class PipelineFailed(OrchError, RuntimeError):

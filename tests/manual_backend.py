@@ -198,5 +198,13 @@ class ManualBackend(Backend):
         stream = self.streams[name] = ManualStream(name)
         return stream
 
+    def lose(self, error: BaseException) -> None:
+        """Every fence that is pending on the compute stream fails with ``error``."""
+        ops = list(self.compute.ops)
+        self.compute.ops.clear()
+        for kind, payload in ops:
+            if kind == "record":
+                payload.finish(error)
+
     def close(self) -> None:
         self.closed = True

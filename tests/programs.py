@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from async_orch import Device, Layout, Slot, SlotSpec, StepProgram
 from async_orch.abc import ByteArray, Stream
@@ -74,3 +75,9 @@ class Hooked(Square):
 
 def _raise(step: int) -> None:
     raise ArithmeticError(f"kernel of {step}")
+
+
+async def settle() -> None:
+    """Let wake-ups that the test's fences posted run."""
+    for _ in range(3):
+        await checkpoint()

@@ -75,8 +75,11 @@ class SoftwareStream(Stream):
                 f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
                 f"to offset {dst_offset} of {dst!r}"
             )
-        target = dst.array[dst_offset:dst_end]
-        source = src.array[src_offset:src_end]
+        target, source = dst.array, src.array
+        if nbytes != dst.nbytes:
+            target = target[dst_offset:dst_end]
+        if nbytes != src.nbytes:
+            source = source[src_offset:src_end]
         worker = self._worker
         costs = self._costs
         if costs is None:
@@ -132,6 +135,13 @@ class SoftwareStream(Stream):
                 worker.error = worker.error or failure_of(fence)
                 return
         worker.put(Wait(fence))
+
+    def begin(self, after: Fence | None = None) -> Fence:
+        worker = self._worker
+        if worker.idle and (after is None or after.query()):
+            error = worker.error = None if after is None or after.error is None else failure_of(after)
+            return DoneFence(self._clock_ns(), error)
+        return super().begin(after)
 
     def isolate(self) -> None:
         worker = self._worker

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -85,6 +86,9 @@ class SimBackend(SoftwareBackend):
             touch_pages(buffer)  # within the cost, which includes it
             _sleep_until(start_ns + cost_ns)
         return buffer
+
+    def clock_source(self) -> Callable[[], int]:
+        return time.monotonic_ns if self._timeline is None else self._timeline.now_ns
 
     def clock_ns(self) -> int:
         return time.monotonic_ns() if self._timeline is None else self._timeline.now_ns()

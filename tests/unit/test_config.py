@@ -51,7 +51,7 @@ def test_a_wrong_option_is_refused_with_its_name_and_value(options: dict[str, An
 def test_a_misspelt_option_gets_its_nearest_match() -> None:
     """`slotz` is answered with `slots`."""
     with pytest.raises(TypeError, match="no option 'slotz'; did you mean 'slots'"):
-        Orchestrator(Square(), "sim:instant", slotz=2)  # type: ignore[call-arg]
+        Orchestrator(Square(), "sim:instant", slotz=2)  # type: ignore[call-overload]
 
 
 def test_options_and_config_have_the_same_names() -> None:
@@ -142,10 +142,10 @@ def test_a_program_must_define_the_hooks_its_slot_needs() -> None:
     program.slot = SlotSpec(image_nbytes=0, output_nbytes=8)
     with pytest.raises(ConfigurationError, match=r"NoHooks defines no collect\(\)"):
         Orchestrator(program, "sim:instant")
-    with pytest.raises(TypeError, match="must be a StepProgram, got object"):
-        Orchestrator(object(), "sim:instant")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a StepProgram or an EngineProgram, got object"):
+        Orchestrator(object(), "sim:instant")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="backend must be a name or an opened Backend, got int"):
-        Orchestrator(Square(), 3)  # type: ignore[arg-type]
+        Orchestrator(Square(), 3)  # type: ignore[call-overload]
 
 
 def test_backends_are_found_by_name() -> None:

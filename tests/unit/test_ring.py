@@ -11,7 +11,7 @@ from tests.manual_backend import ManualFence
 
 
 def acquire(ring: Ring[str]) -> Lease[str]:
-    lease = ring.acquire()
+    lease = ring.acquire_as(Lease)
     assert lease is not None
     return lease
 
@@ -21,7 +21,7 @@ def test_a_ring_hands_out_each_buffer_once_and_then_none() -> None:
     ring = Ring(["a", "b"])
     first, second = acquire(ring), acquire(ring)
     assert {first.item, second.item} == {"a", "b"}
-    assert ring.acquire() is None
+    assert ring.acquire_as(Lease) is None
     assert ring.leased == 2
 
 
@@ -95,14 +95,14 @@ def test_a_last_in_first_out_ring_reuses_at_once() -> None:
 
 def test_on_free_is_called_when_the_buffer_is_really_back() -> None:
     """The hook that frees memory in mode naive runs after the fence, before the next lease."""
-    freed: list[int] = []
+    freed: list[str] = []
     ring = Ring(["a"], on_free=freed.append)
     fence = ManualFence()
     acquire(ring).release(fence)
     assert freed == []
     fence.finish()
     ring.poll()
-    assert freed == [0]
+    assert freed == ["a"]
 
 
 def test_repr_shows_the_counts_and_the_state() -> None:

@@ -1,0 +1,77 @@
+"""Barriers: a function of the caller between two steps, with the device at rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from async_orch.exceptions import OrchError
+
+if TYPE_CHECKING:
+    from async_orch._pipeline import Pipeline
+
+__all__ = ["Barrier", "Barriers", "inside_barrier"]
+
+inside_barrier: ContextVar[object] = ContextVar("async_orch_inside_barrier", default=None)
+"""The orchestrator whose barrier function runs in this context, so that calling back into it can be refused."""
+
+
+class Barrier:
+    """One barrier: steps before `bound` come first, those from it on are not launched while it stands."""
+
+    __slots__ = ("bound", "error", "reached", "rebuild")
+
+    def __init__(self, bound: int, rebuild: bool, reached: asyncio.Future[None]) -> None:
+        self.bound = bound
+        self.rebuild = rebuild
+        self.reached = reached
+        self.error: OrchError | None = None
+
+
+class Barriers:
+    """The barriers that stand, in order."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.standing: deque[Barrier] = deque()
+
+    def put_up(self, *, rebuild: bool) -> Barrier:
+        """A barrier behind everything accepted so far."""
+        pipeline = self._pipeline
+        barrier = Barrier(pipeline.counts.accepted, rebuild, pipeline.new_future())
+        self.standing.append(barrier)
+        return barrier
+
+    def take_down(self, barrier: Barrier) -> None:
+        """Let later steps go on."""
+        if barrier in self.standing:
+            self.standing.remove(barrier)
+        self._pipeline.pump()
+
+    def holds_launch(self, seq: int) -> bool:
+        """Whether a step must not be launched yet."""
+        return bool(self.standing) and seq >= self.standing[0].bound
+
+    def holds_build(self, seq: int) -> bool:
+        """Whether a step must not be built yet."""
+        return any(barrier.rebuild and seq >= barrier.bound for barrier in self.standing)
+
+    def look(self) -> None:
+        """Tell the first barrier when every step before it has settled and left the device."""
+        if not self.standing:
+            return
+        pipeline, first = self._pipeline, self.standing[0]
+        if first.reached.done():
+            return
+        head = pipeline.retire.head()
+        if next(iter(pipeline.live), first.bound) >= first.bound and (head is None or head.seq >= first.bound):
+            first.reached.set_result(None)
+
+    def fail(self, error: OrchError) -> None:
+        """The pipeline failed: nobody may wait for a barrier any more."""
+        for barrier in self.standing:
+            barrier.error = error
+            if not barrier.reached.done():
+                barrier.reached.set_result(None)

@@ -1,0 +1,210 @@
+"""The rings of an orchestrator: staging, and slots in one or several size classes; how they are made and grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from async_orch._config import OrchestratorConfig
+from async_orch._events import emit
+from async_orch._program import ProgramRuntime, image_view, sizes_of
+from async_orch._ring import Ring
+from async_orch._slot import SlotMemory, SlotSizes, Staging
+from async_orch.abc import Backend, Fence
+from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
+
+if TYPE_CHECKING:
+    from async_orch._step import Step
+
+__all__ = ["MemoryPlan", "SlotClass"]
+
+
+class SlotClass:
+    """Slots of one size, and the high-water mark that they grow to."""
+
+    __slots__ = ("memories", "ring", "sizes")
+
+    def __init__(
+        self, sizes: SlotSizes, count: int, on_free: Callable[[SlotMemory], None] | None, *, fifo: bool
+    ) -> None:
+        self.memories = [SlotMemory() for _ in range(count)]
+        self.sizes = sizes
+        self.ring: Ring[SlotMemory] = Ring(self.memories, fifo=fifo, on_free=on_free)
+
+
+class MemoryPlan:
+    """Allocates every ring at open, gives each step the class it fits in, and frees everything at close.
+
+    In mode naive slots hold no device memory until a step acquires one, and give it back with the lease.
+    """
+
+    def __init__(
+        self, config: OrchestratorConfig, backend: Backend, runtimes: Sequence[ProgramRuntime], *, has_memory: bool
+    ) -> None:
+        self._backend = backend
+        self.runtimes = runtimes
+        self.naive = config.mode == "naive" and has_memory
+        self.grows = config.grow == "high_water"
+        self.step_path_allocs = 0
+        self._fifo = backend.reuse_order == "fifo"
+        # Only test backends want to know; the others must not pay for a call a step.
+        self._tells_released = type(backend).released is not Backend.released
+        needed = SlotSizes()
+        for runtime in runtimes:
+            needed = needed.or_larger(runtime.sizes)
+        self.classes = self._make_classes(config, needed)
+        self.image_nbytes = max(c.sizes.image_nbytes for c in self.classes)
+        staging_count = config.staging_count if self.image_nbytes else 0
+        self.staging: Ring[Staging] = Ring([])
+        self._staging_count = staging_count
+
+    def _make_classes(self, config: OrchestratorConfig, needed: SlotSizes) -> list[SlotClass]:
+        fifo = self._fifo
+        on_free = self._slot_freed if self.naive or self._tells_released else None
+        if not config.slot_classes:
+            return [SlotClass(needed, config.slots, on_free, fifo=fifo)]
+        # Feed and output are alike in all classes: their pinned buffers are small, and every program may need them.
+        common = {"feed_nbytes": needed.feed_nbytes, "output_nbytes": needed.output_nbytes}
+        sizes = [(sizes_of(spec)._replace(**common), count) for spec, count in config.slot_classes]
+        largest = sizes[-1][0]
+        if not needed.fits_in(largest):
+            raise ConfigurationError(
+                f"slot_classes are too small: the largest has {largest}, but the programs' slots need {needed}"
+            )
+        return [SlotClass(size, count, on_free, fifo=fifo) for size, count in sizes]
+
+    def allocate(self) -> None:
+        """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
+        staging = []
+        for i in range(self._staging_count):
+            buffer = self._backend.alloc_host(self.image_nbytes, name=f"staging{i}")
+            staging.append(Staging(buffer, []))
+            self.staging.items.append(staging[-1])
+            self._backend.touch(buffer)
+            self._make_views(staging[-1])
+        on_free = self._staging_freed if self._tells_released else None
+        self.staging = Ring(staging, fifo=self._fifo, on_free=on_free)
+        total = sum(len(c.memories) for c in self.classes)
+        count = 0
+        for slot_class in self.classes:
+            for memory in slot_class.memories:
+                count += 1
+                memory.allocate_host(self._backend, slot_class.sizes)
+                if self.naive:
+                    continue
+                try:
+                    memory.allocate_device(self._backend, slot_class.sizes)
+                except OutOfDeviceMemory as exc:
+                    raise OutOfDeviceMemory(
+                        f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
+                        f"({slot_class.sizes}); lower slots or the sizes ({exc})"
+                    ) from exc
+
+    def _make_views(self, staging: Staging) -> None:
+        array = staging.buffer.array
+        staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self.runtimes]
+
+    def _slot_freed(self, memory: SlotMemory) -> None:
+        if self._tells_released:
+            for buffer in memory.buffers():
+                self._backend.released(buffer)
+        if self.naive:
+            memory.free_device()
+
+    def _staging_freed(self, staging: Staging) -> None:
+        self._backend.released(staging.buffer)
+
+    def class_of(self, step: Step) -> SlotClass:
+        """The smallest class that a step fits in; the largest if none does (it must grow then)."""
+        classes = self.classes
+        if len(classes) == 1:
+            return classes[0]
+        sizes = step.program.sizes if step.extras is None or step.extras.sizes is None else step.extras.sizes
+        return next((c for c in classes if sizes.fits_in(c.sizes)), classes[-1])
+
+    def prepare_slot(self, slot_class: SlotClass, memory: SlotMemory, step: Step) -> None:
+        """Before a step gets a slot: allocate it (mode naive), or grow it to what the step needs.
+
+        Raises `OutOfDeviceMemory`; the slot is then as it was.
+        """
+        if self.naive:
+            start = self._backend.clock_ns()
+            sizes = slot_class.sizes
+            if step.extras is not None and step.extras.sizes is not None:
+                sizes = sizes.or_larger(step.extras.sizes)
+            step.alloc_count = memory.allocate_device(self._backend, sizes)
+            step.alloc_ns = self._backend.clock_ns() - start
+            step.alloc_nbytes = sizes.device_nbytes
+            step.cold_reason = "each_step"
+            self.step_path_allocs += step.alloc_count
+            return
+        if step.extras is None or step.extras.sizes is None or step.extras.sizes.fits_in(memory.sizes):
+            return
+        slot_class.sizes = slot_class.sizes.or_larger(step.extras.sizes)
+        before = memory.sizes
+        memory.grow(self._backend, slot_class.sizes)
+        step.cold_reason = "slot_grown"
+        emit("info", "ring.grown", ring="slots", seq=step.seq, before=str(before), after=str(memory.sizes))
+        for runtime in self.runtimes:
+            runtime.slots_changed([c for each in self.classes for c in each.memories])
+
+    def prepare_staging(self, staging: Staging, step: Step) -> None:
+        """Before a step is built: grow its staging buffer if the step's image needs it."""
+        if step.extras is None or step.extras.sizes is None:
+            return
+        nbytes = step.extras.sizes.image_nbytes
+        if nbytes <= staging.buffer.nbytes:
+            return
+        self.image_nbytes = max(self.image_nbytes, nbytes)
+        old, buffer = staging.buffer, self._backend.alloc_host(self.image_nbytes, name="staging")
+        self._backend.touch(buffer)
+        staging.buffer = buffer
+        self._make_views(staging)
+        step.cold_reason = "slot_grown"
+        emit("info", "ring.grown", ring="staging", seq=step.seq, before=old.nbytes, after=buffer.nbytes)
+        old.free()
+
+    def replace_staging(self) -> None:
+        """A quarantined staging buffer is followed by a new one."""
+        buffer = self._backend.alloc_host(self.image_nbytes, name="staging")
+        self._backend.touch(buffer)
+        staging = Staging(buffer, [])
+        self._make_views(staging)
+        self.staging.add(staging)
+
+    def replace_slot(self, slot_class: SlotClass) -> None:
+        """A quarantined slot is followed by a new one."""
+        memory = SlotMemory()
+        memory.allocate_host(self._backend, slot_class.sizes)
+        if not self.naive:
+            memory.allocate_device(self._backend, slot_class.sizes)
+        slot_class.memories.append(memory)
+        slot_class.ring.add(memory)
+
+    # -- counts --------------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Free the parked slots whose fences are done."""
+        freed = False
+        for slot_class in self.classes:
+            freed = slot_class.ring.poll() or freed
+        return freed
+
+    def leased(self) -> int:
+        """Buffers of any kind that are leased or wait for their last fence."""
+        self.poll()
+        return self.staging.leased + sum(c.ring.leased for c in self.classes)
+
+    def parked_fences(self) -> list[Fence]:
+        """The fences that slots still wait for."""
+        return [fence for c in self.classes for fence in c.ring.parked_fences()]
+
+    def free(self) -> None:
+        """Free what nobody may still touch: leased and quarantined buffers stay mapped."""
+        for i, staging in enumerate(self.staging.items):
+            if self.staging.is_free(i):
+                staging.buffer.free()
+        for slot_class in self.classes:
+            for i, memory in enumerate(slot_class.memories):
+                if slot_class.ring.is_free(i):
+                    memory.free()
