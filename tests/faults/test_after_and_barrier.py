@@ -11,10 +11,9 @@ import pytest
 from async_orch import Orchestrator, Slot, SlotSpec, StepHandle
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import DependencyFailed, DeviceLost
+from async_orch.testing import ManualBackend, ManualStream, run_virtual
 from tests.faults.support import assert_balanced, eventually
-from tests.manual_backend import ManualBackend, ManualStream
 from tests.programs import Square, settle
-from tests.virtual_clock import run_virtual
 
 
 class Fed(Square):

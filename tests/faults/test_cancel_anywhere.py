@@ -23,10 +23,10 @@ from async_orch_backends.sim_profile import SimProfile
 from async_orch import Orchestrator, StepHandle
 from async_orch.abc import ByteArray
 from async_orch.exceptions import OrchError, StepCancelled
+from async_orch.testing import run_virtual
 from tests.faults.driving import Moment, Suspensions, at_pump
 from tests.faults.support import Records, assert_balanced, assert_no_tasks, assert_no_threads, no_log_thread
 from tests.faults.test_after_and_barrier import Fed
-from tests.virtual_clock import run_virtual
 
 FULL = os.environ.get("ASYNC_ORCH_PROOFS") == "full"
 Orch = Orchestrator[int, int]

@@ -9,11 +9,11 @@ import pytest
 
 from async_orch import Device, Orchestrator, StepHandle
 from async_orch.exceptions import DeviceError, DeviceLost, OrchError, OutOfDeviceMemory
+from async_orch.testing import run_virtual
 from tests.faults.faulty_backend import FaultyBackend
 from tests.faults.support import Records, assert_no_tasks, no_log_thread
 from tests.faults.test_after_and_barrier import Fed
 from tests.faults.test_cancel_anywhere import make_backend
-from tests.virtual_clock import run_virtual
 
 METHODS = [
     "backend.alloc",

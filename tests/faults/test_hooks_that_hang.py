@@ -11,8 +11,8 @@ import pytest
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Stream
 from async_orch.exceptions import StepCancelled, StepTimeout
+from async_orch.testing import ManualBackend
 from tests.faults.support import Records, assert_balanced, assert_no_threads, eventually
-from tests.manual_backend import ManualBackend
 from tests.programs import Square
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from async_orch import Orchestrator
 from async_orch.exceptions import ConfigurationError
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Square, settle
 
 

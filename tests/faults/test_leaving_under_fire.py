@@ -12,8 +12,8 @@ import pytest
 
 from async_orch import Device, Orchestrator
 from async_orch.exceptions import OrchestratorClosed
+from async_orch.testing import ManualBackend
 from tests.faults.support import assert_balanced, assert_no_threads, eventually
-from tests.manual_backend import ManualBackend
 from tests.programs import Square, settle
 
 

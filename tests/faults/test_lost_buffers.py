@@ -10,10 +10,9 @@ import pytest
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Fence, Stream
 from async_orch.exceptions import CopyError, DeviceError, LaunchError, OutOfDeviceMemory, PipelineFailed
+from async_orch.testing import ManualBackend, ManualStream, run_virtual
 from tests.faults.support import assert_balanced
-from tests.manual_backend import ManualBackend, ManualStream
 from tests.programs import Square, settle
-from tests.virtual_clock import run_virtual
 
 
 class BadTouch(ManualBackend):

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from async_orch import Orchestrator
+from async_orch.testing import ManualBackend
 from tests.faults.support import assert_balanced, eventually
-from tests.manual_backend import ManualBackend
 from tests.programs import Square
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from async_orch import Orchestrator, StepHandle
 from async_orch.exceptions import DependencyFailed, OrchError
+from async_orch.testing import LoopStuck, run_virtual
 from tests.faults.support import assert_balanced, assert_no_tasks
 from tests.faults.test_after_and_barrier import Fed
 from tests.faults.test_cancel_anywhere import make_backend
-from tests.virtual_clock import LoopStuck, run_virtual
 
 SHAPES = list(itertools.product([1, 2, 3], [1, 2], [1, 2, None]))
 

@@ -57,7 +57,7 @@ async def test_a_failed_reopen_leaves_the_device_lost_and_can_be_tried_again() -
             await orch.submit(1)
         await orch.reopen()
         assert (await orch.run(3)).output == 9
-    assert backend.allocated_nbytes == 0  # type: ignore[attr-defined] # the host backend's own count
+    assert backend.allocated_nbytes == 0
     assert_balanced(orch)
     records.assert_one_a_step(2)
     backend.close()

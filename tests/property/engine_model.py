@@ -11,8 +11,7 @@ import numpy as np
 from async_orch import Layout, Slot, SlotSpec, StepHandle, StepProgram
 from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import BuildError, CollectError, LaunchError
-from tests.manual_backend import ManualBackend, ManualFence
-from tests.virtual_clock import VirtualClockLoop
+from async_orch.testing import ManualBackend, ManualFence, VirtualClockLoop
 
 __all__ = ["ERRORS", "Chained", "Entry", "Payload", "Plain", "VirtualManualBackend"]
 

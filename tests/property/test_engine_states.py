@@ -25,11 +25,10 @@ from async_orch.exceptions import (
     StepCancelled,
     StepTimeout,
 )
+from async_orch.testing import ManualFence, VirtualClockLoop
 from tests.faults.support import Records, assert_balanced, no_log_thread
-from tests.manual_backend import ManualFence
 from tests.programs import settle
 from tests.property.engine_model import ERRORS, Chained, Entry, Payload, Plain, VirtualManualBackend
-from tests.virtual_clock import VirtualClockLoop
 
 FOR_EVER_S = 1e6
 
@@ -201,7 +200,7 @@ class EngineStates(RuleBasedStateMachine):
         memory = self.orch._pipeline().memory
         rings: list[Ring[Any]] = [memory.staging, *(c.ring for c in memory.classes)]
         for ring in rings:
-            places = [*ring.free_indices, *ring._parked, *ring._quarantined]
+            places = [*ring._free, *ring._parked, *ring._quarantined]
             assert len(places) == len(set(places))
             assert set(places) <= set(range(len(ring)))
             assert not ring._quarantined
@@ -300,7 +299,7 @@ FULL = os.environ.get("ASYNC_ORCH_PROOFS") == "full"
 
 TestEngineStates = EngineStates.TestCase
 TestEngineStates.settings = settings(
-    max_examples=2000 if FULL else 60,
+    max_examples=600 if FULL else 60,
     stateful_step_count=80 if FULL else 40,
     deadline=None,
     derandomize=not FULL,
