@@ -29,12 +29,15 @@ class Device:
         The backend's `DeviceInfo`.
     compute_stream, copy_stream:
         The orchestrator's two streams, for warm-up work in ``open``.
+    fixed_image:
+        During ``open`` of a program with ``image_at="fixed"``: the region where its images will lie; else None.
     """
 
     def __init__(self, backend: Backend, compute_stream: Stream, copy_stream: Stream, *, strict: bool) -> None:
         self._backend = backend
         self._strict = strict
         self._armed = False
+        self.fixed_image: Buffer | None = None
         self._resident: list[Buffer] = []
         self._shared: dict[str, Buffer] = {}
         self.compute_stream = compute_stream

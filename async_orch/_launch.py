@@ -151,7 +151,8 @@ class LaunchStage(Stage):
             nbytes = capacity if used is None else operator.index(used)
             if not 0 <= nbytes <= capacity:
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
-            step.d2h_nbytes = nbytes
+            if not program.slot_at_build:
+                step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 step.output_done = stream.record()

@@ -44,6 +44,7 @@ class MemoryPlan:
     ) -> None:
         self._backend = backend
         self.runtimes = runtimes
+        self.has_memory = has_memory
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
         self.step_path_allocs = 0
@@ -82,6 +83,7 @@ class MemoryPlan:
             self.staging.add(staging)
             self._make_views(staging)
         total = sum(len(c.memories) for c in self.classes)
+        self._check_room(total)
         count = 0
         for slot_class in self.classes:
             for memory in slot_class.memories:
@@ -96,6 +98,16 @@ class MemoryPlan:
                         f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
                         f"({slot_class.sizes}); lower slots or the sizes ({exc})"
                     ) from exc
+
+    def _check_room(self, total: int) -> None:
+        """Refuse rings that cannot fit before anything of them is touched."""
+        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
+        free = self._backend.free_nbytes()
+        if not self.naive and free is not None and needed > free:
+            raise OutOfDeviceMemory(
+                f"the rings do not fit: {total} slots need {needed} B of device memory, {free} B are free; lower slots "
+                f"or the sizes ({self.classes[-1].sizes})"
+            )
 
     def _make_views(self, staging: Staging) -> None:
         array = staging.buffer.array

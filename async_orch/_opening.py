@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -138,6 +139,7 @@ class Opened:
             inner.push_async_callback(self.on_device_thread, program.close)
             if program.slot.image_at == "fixed":
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
+            device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
         device.arm()
         self.pipeline.failure = None
@@ -193,7 +195,9 @@ class Opened:
 
     def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
         """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
-        config = asdict(self.config) | {"step_log": None, "observers": len(self.config.observers)}
+        log = self.config.step_log
+        words = str(log) if isinstance(log, str | os.PathLike) else None if log is None else type(log).__name__
+        config = asdict(replace(self.config, step_log=words, observers=())) | {"observers": len(self.config.observers)}
         return {
             "event": "orchestrator.opened",
             "schema": logs.SCHEMA,

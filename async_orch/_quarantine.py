@@ -33,6 +33,12 @@ class Quarantine:
             slot.quarantine()
         if pipeline.failure is not None:
             return False
+        if slot is not None and not pipeline.memory.has_memory:
+            # An engine indexes buffers of its own: an index beyond them would be no replacement.
+            if slot.ring.quarantined == len(slot.ring):
+                pipeline.settling.fail(PipelineFailed("every slot index is lost to hooks that do not return"))
+                return False
+            return True
         limit, counts = pipeline.config.max_quarantined, pipeline.counts
         if counts.replaced >= limit:
             text = f"max_quarantined={limit} buffers are lost to hooks that do not return or fences that cannot be had"

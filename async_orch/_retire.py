@@ -282,16 +282,17 @@ class RetireStage(Stage):
             return
         step.state = RETIRING
         if copy_end is not None and copy_end.error is not None:
-            self._fail(step, CopyError, "the copy of its image failed on the device", error)
+            self._fail(step, CopyError, "the copy of its image failed on the device", error, "h2d")
         elif device_end is not None and device_end.error is not None:
-            self._fail(step, LaunchError, "its kernels failed on the device", error)
+            what = "reclaim raised" if step.program.slot_at_build else "its kernels failed"
+            self._fail(step, LaunchError, what, error, "device")
         else:
-            self._fail(step, CollectError, "the copy of its output failed on the device", error)
+            self._fail(step, CollectError, "the copy of its output failed on the device", error, "retire")
 
-    def _fail(self, step: Step, kind: type[StepError], what: str, cause: BaseException) -> None:
+    def _fail(self, step: Step, kind: type[StepError], what: str, cause: BaseException, stage: str) -> None:
         step.retire_end_ns = self.pipeline.now()
         self.pipeline.release_slot(step)
-        self.fail_step(step, kind, what, cause)
+        self.fail_step(step, kind, what, cause, stage=stage)
 
     def read_clocks(self, step: Step) -> None:
         """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with.
