@@ -66,8 +66,7 @@ class ExpressWay:
         if program.image_nbytes:
             index = staging_ring.take()
             lease = step.staging = Lease(staging_ring, index, staging_ring.generations[index])
-            staging = staging_ring.items[index]
-            view = staging.views[program.index]
+            view = staging_ring.items[index].views[program.index]
         step.state = BUILDING
         start_ns = step.build_start_ns = step.accept_ns
         result: Any = None
@@ -104,7 +103,7 @@ class ExpressWay:
             try:
                 step.copy_start = stream.begin()
                 if nbytes and memory.image is not None:
-                    stream.copy(memory.image, staging.buffer, nbytes)
+                    stream.copy(memory.image, staging_ring.items[lease.index].buffer, nbytes)
                 fence = step.copy_end = stream.record()
             except OrchError as exc:
                 pipeline.h2d.copy_failed(step, exc)
