@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+from async_orch._collect import escaped
 from async_orch._escape import escapes
 from async_orch._ring import Lease
 from async_orch._slot import Slot
@@ -169,7 +170,7 @@ class ExpressWay:
             try:
                 output = program.collect(step.payload, output_view)
                 if output is not None and escapes(output, output_view):
-                    raise retire.escaped(program)
+                    raise escaped(program)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 pipeline.hook_raised(exc)
                 retire.collected(step, None, exc)
