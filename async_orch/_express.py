@@ -32,10 +32,11 @@ class ExpressWay:
         self._pipeline = pipeline
         self._slots = memory.classes[0].ring
         self._staging = memory.staging
-        # Steps that need a thread, a size class, an allocation or the end of another step take the queues.
+        self._slot_class = memory.classes[0]
+        self._naive = memory.naive
+        # Steps that need a thread or a size class take the queues; the modes differ in nothing here.
         self.open = (
-            not pipeline.serial
-            and len(memory.classes) == 1
+            len(memory.classes) == 1
             and config.build_in == config.launch_in == config.collect_in == "inline"
             and not any(runtime.slot_at_build for runtime in memory.runtimes)
         )
@@ -52,6 +53,7 @@ class ExpressWay:
             and not pipeline.h2d.queue
             and not pipeline.launch.queue
             and not pipeline.barriers.standing
+            and not (pipeline.serial and pipeline.occupied())
             and self._slots.has_free()
             and (not step.program.image_nbytes or self._staging.has_free())
         )
@@ -97,6 +99,8 @@ class ExpressWay:
         step.state = ACQUIRED
         step.acquire_ns = step.h2d_start_ns = built_ns
         memory = slot_ring.items[index]
+        if self._naive and not pipeline.acquire.prepare(step, self._slot_class, slot):
+            return
 
         # h2d
         if lease is not None:

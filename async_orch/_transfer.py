@@ -13,6 +13,7 @@ from async_orch.abc import Fence
 from async_orch.exceptions import CopyError, OrchError, PipelineFailed
 
 if TYPE_CHECKING:
+    from async_orch._memory_plan import SlotClass
     from async_orch._pipeline import Pipeline
 
 __all__ = ["AcquireStage", "H2DStage"]
@@ -42,19 +43,26 @@ class AcquireStage(Stage):
             order.popleft()
             step.state = ACQUIRED
             moved = True
-            if memory.naive or step.extras is not None:
-                try:
-                    memory.prepare_slot(slot_class, slot.item, step)
-                except PipelineFailed as exc:
-                    pipeline.settling.fail(exc, exc.__cause__)
-                    continue
-                except OrchError as exc:
-                    self.fail_step(step, CopyError, "its slot could not be allocated", exc)
-                    continue
+            if (memory.naive or step.extras is not None) and not self.prepare(step, slot_class, slot):
+                continue
             slot.fixed_image = step.program.fixed_image
             step.acquire_ns = pipeline.now()
             to_copy.append(step)
         return moved
+
+    def prepare(self, step: Step, slot_class: SlotClass, slot: Slot) -> bool:
+        """Allocate the slot (mode naive) or grow it; False if that failed, and the step or the pipeline with it."""
+        pipeline = self.pipeline
+        try:
+            pipeline.memory.prepare_slot(slot_class, slot.item, step)
+        except PipelineFailed as exc:
+            pipeline.settling.fail(exc, exc.__cause__)
+            return False
+        except OrchError as exc:
+            self.fail_step(step, CopyError, "its slot could not be allocated", exc)
+            return False
+        step.acquire_ns = pipeline.now()
+        return True
 
 
 class H2DStage(Stage):
