@@ -74,7 +74,8 @@ class ExpressWay:
         if program.has_build:
             try:
                 result = program.build(step.payload, view)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                pipeline.hook_raised(exc)
                 pipeline.build.built(step, None, exc)
                 return
         built_ns = now()
@@ -137,7 +138,8 @@ class ExpressWay:
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 fence = step.output_done = stream.record()
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            pipeline.hook_raised(exc)
             pipeline.launch.enqueue_failed(step, exc)
             return
         launched_ns = step.launch_end_ns = now()
@@ -169,7 +171,8 @@ class ExpressWay:
                 output = program.collect(step.payload, output_view)
                 if output is not None and escapes(output, output_view):
                     raise retire.escaped(program)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                pipeline.hook_raised(exc)
                 retire.collected(step, None, exc)
                 return
         if slot.holds or step.state == SETTLED:

@@ -61,12 +61,17 @@ class Extras:
             if not future.done():
                 future.set_result(None)
 
-    def stop_timers(self) -> None:
-        """Forget the step's time limits."""
-        for timer in (self.timer, self.stage_timer):
-            if timer is not None:
-                timer.cancel()
-        self.timer = self.stage_timer = None
+    def stop_timer(self) -> None:
+        """Forget the step's own time limit."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def stop_stage_timer(self) -> None:
+        """The hook returned, or is given up. A step that settles meanwhile leaves this timer alone."""
+        if self.stage_timer is not None:
+            self.stage_timer.cancel()
+            self.stage_timer = None
 
 
 class Step:

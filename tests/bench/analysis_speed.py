@@ -3,8 +3,8 @@
     python -m tests.bench.analysis_speed [--steps 1000000] [--rounds 3] [--keep FILE]
 
 Each way runs in a process of its own, in turn, `rounds` times; printed are the medians of the wall clock, and the
-largest memory of the process with its children. All three give count, p50, p90, p99, max and sum of the same figures; the
-answers are compared. DuckDB is left out where it is not installed.
+largest memory of the process with its children. All three give count, p50, p90, p99, max and sum of the same figures;
+the answers are compared. DuckDB is left out where it is not installed.
 """
 
 from __future__ import annotations

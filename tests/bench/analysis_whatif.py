@@ -3,9 +3,10 @@
     python -m tests.bench.analysis_whatif [--backend sim|host|both] [--steps 150]
 
 For each workload one run is logged (3 slots, queue depth 2, one build thread), every other setting is predicted from
-that log alone, and then run. The error in brackets at the end is that of the model fed with the stage times of the very
-run that it predicts: what is left of the error where the machine was as busy for both. Builds and kernels sleep, so that a machine with few cores has room for the stages to
-overlap; on ``host`` copies are real. Prints each prediction beside the rate that was measured, the median of three.
+that log alone, and then run. Builds and kernels sleep, so that a machine with few cores has room for the stages to
+overlap; on ``host`` copies are real. Prints each prediction beside the rate that was measured, the median of three. The
+error in brackets is that of the model fed with the stage times of the very run that it predicts: what is left of the
+error where the machine was as busy for both.
 """
 
 from __future__ import annotations

@@ -44,12 +44,6 @@ def test_an_absurd_size_is_out_of_memory_and_takes_none(backend: SoftwareBackend
     backend.alloc(64).free()
 
 
-def test_a_negative_size_is_refused(backend: SoftwareBackend) -> None:
-    """The error repeats the number."""
-    with pytest.raises(DeviceError, match="-1 B"):
-        backend.alloc(-1)
-
-
 def test_a_profile_may_limit_the_memory() -> None:
     """Allocations beyond the simulated device's size fail until others are freed."""
     backend = SimBackend(SimProfile(name="small", memory_nbytes=1000))

@@ -11,7 +11,7 @@ from anyio import wait_all_tasks_blocked
 from async_orch import EngineProgram, Orchestrator
 from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, LaunchError, StepCancelled
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualFence
+from async_orch.testing import ManualFence
 from tests.programs import Square, settle
 
 
