@@ -16,8 +16,9 @@ T = TypeVar("T")
 async def finish(work: Coroutine[Any, Any, T], patience_s: float | None = None) -> T:
     """Run ``work`` in a task of its own and wait for it; a cancel of the caller is raised only then.
 
-    A shielded scope alone does not do: it holds off cancel scopes, but not `asyncio.Task.cancel`. With ``patience_s``
-    the wait ends that long after the first cancel, and ``work`` is cancelled.
+    A shielded scope alone does not do: it holds off cancel scopes, but not `asyncio.Task.cancel`; and neither does a
+    task group, which ends its tasks when its own is cancelled. This is the one task outside a group, and it never
+    outlives the call. With ``patience_s`` the wait ends that long after the first cancel, and ``work`` is cancelled.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from async_orch._collect import NO_OUTPUT, CollectJob, collect, escaped
 from async_orch._escape import escapes
 from async_orch._events import emit
 from async_orch._stage import Stage
@@ -17,35 +16,14 @@ from async_orch.exceptions import (
     CopyError,
     LaunchError,
     OrchError,
-    OutputEscaped,
     StepError,
     StepTimeout,
 )
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-    from async_orch._program import ProgramRuntime
 
 __all__ = ["RetireStage"]
-
-
-NO_OUTPUT: ByteArray = np.empty(0, np.uint8)
-NO_OUTPUT.flags.writeable = False
-"""What ``collect`` of a program without output sees."""
-
-
-class CollectJob:
-    """One ``collect`` on the collect thread."""
-
-    __slots__ = ("abandoned", "error", "output", "payload", "step", "view")
-
-    def __init__(self, step: Step, view: ByteArray) -> None:
-        self.step = step
-        self.payload = step.payload
-        self.view = view
-        self.output: Any = None
-        self.error: BaseException | None = None
-        self.abandoned = False
 
 
 class RetireStage(Stage):
@@ -60,7 +38,7 @@ class RetireStage(Stage):
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
-            self.pool = WorkerPool("collect", 1, self._collect, pipeline.waker.wake)
+            self.pool = WorkerPool("collect", 1, collect, pipeline.waker.wake)
 
     def head(self) -> Step | None:
         """The oldest step that is on the device or being collected."""
@@ -140,14 +118,6 @@ class RetireStage(Stage):
             return NO_OUTPUT
         return view if view.nbytes == step.d2h_nbytes else view[: max(step.d2h_nbytes, 0)]
 
-    @staticmethod
-    def escaped(program: ProgramRuntime) -> OutputEscaped:
-        """The error for a collect that kept memory of its view."""
-        return OutputEscaped(
-            f"collect of {type(program.program).__name__} returned memory of the output view, "
-            "which a later step overwrites; return a copy, e.g. output.copy()"
-        )
-
     def _collect_inline(self, step: Step) -> None:
         program = step.program
         output: Any = None
@@ -157,7 +127,7 @@ class RetireStage(Stage):
             try:
                 output = program.collect(step.payload, view)
                 if output is not None and escapes(output, view):
-                    raise self.escaped(program)
+                    raise escaped(program)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 self.pipeline.hook_raised(exc)
                 failure = exc
@@ -177,17 +147,6 @@ class RetireStage(Stage):
             extras.stage_timer = self.pipeline.loop.call_later(limit_s, self._overdue, job)
         if self.pool is not None:
             self.pool.submit(job)
-
-    def _collect(self, job: CollectJob) -> None:
-        """On the collect thread."""
-        program, view = job.step.program, job.view
-        try:
-            output = program.collect(job.payload, view)
-            if output is not None and escapes(output, view):
-                raise self.escaped(program)
-            job.output = output
-        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-            job.error = exc
 
     def _take_finished(self) -> bool:
         pool, job = self.pool, self.collecting

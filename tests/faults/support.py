@@ -95,7 +95,7 @@ def assert_no_threads(patience_s: float = 5.0) -> None:
 
 def assert_no_tasks() -> None:
     """Nothing but the present task runs on the loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert not others, others
 
 

@@ -299,7 +299,7 @@ FULL = os.environ.get("ASYNC_ORCH_PROOFS") == "full"
 
 TestEngineStates = EngineStates.TestCase
 TestEngineStates.settings = settings(
-    max_examples=2000 if FULL else 60,
+    max_examples=600 if FULL else 60,
     stateful_step_count=80 if FULL else 40,
     deadline=None,
     derandomize=not FULL,

@@ -29,7 +29,7 @@ LAYERS = [
     {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_finish", "_allocation", "logs"},
     {"_device"},
     {"_config", "_slot", "_step", "_slot_ring"},
-    {"_program", "_timings", "_handle"},
+    {"_program", "_timings", "_handle", "_collect"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_quarantine"},
     {"_programs", "_targets"},
