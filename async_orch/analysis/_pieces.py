@@ -147,6 +147,19 @@ class PieceReader:
         if count:
             self.skipped[kind] = self.skipped.get(kind, 0) + count
 
+    def take_counts(
+        self, lines: int, steps: int, other_events: int, skipped: dict[str, int], runs: dict[str, dict[str, Any]]
+    ) -> None:
+        """Add what another reader counted in a part of the log."""
+        self.lines += lines
+        self.counts[StepRecord] += steps
+        self.other_events += other_events
+        for kind, count in skipped.items():
+            self.skip(kind, count)
+        for run_id, opened in runs.items():
+            if len(self.runs) < _MAX_RUNS_KEPT:
+                self.runs.setdefault(run_id, opened)
+
     def look_at_start(self, line: bytes) -> bytes:
         """The first line of a source without a byte order mark; keeps a hint where its first bytes tell."""
         self.hint = self.hint or next((hint for magic, hint in _HINTS if line.startswith(magic)), None)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import IO, Any, Final
 
 import msgspec
+import numpy as np
 
 from async_orch.analysis._columns import LineRows
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._parts import PartHeader, PartProcess, divided, receive, send
 from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Reading, Record
 from async_orch.analysis._sources import Source, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
-from async_orch.analysis._table import Figures, StepTable
+from async_orch.analysis._table import FIGURE_FIELDS, Figures, Kind, StepTable
 from async_orch.analysis._unique import first_of_each_step
 from async_orch.logs import SCHEMA, HostOrch, StepRecord
 
@@ -66,11 +70,69 @@ class Scanner:
         self._anchors: list[ClockAnchor] = []
 
     def read(self, source: Source) -> None:
-        """Take all of a source. Raises `OSError` if it cannot be opened or read."""
+        """Take all of a source, of a large file in several processes. Raises `OSError` if it cannot be read."""
+        if isinstance(source, str | os.PathLike):
+            path = Path(source)
+            with divided(path) as (first_end, parts):
+                if parts:
+                    self._read_divided(path, first_end, parts)
+                    return
         with opened(source, self._pieces.damaged.append) as stream:
             while data := stream.read(_CHUNK_NBYTES):
                 self.feed(data)
         self.end()
+
+    def _read_divided(self, path: Path, first_end: int, parts: list[PartProcess]) -> None:
+        self.read_range(path, 0, first_end, at_start=True)
+        for part in parts:
+            found = receive(part)
+            if found is None:
+                self.read_range(path, part.start, part.end)
+                continue
+            header, block = found
+            self._flush()
+            self._steps.append(block, [Kind(*kind) for kind in header.kinds])
+            self._steps.invalid += header.invalid
+            self._pieces.take_counts(
+                header.lines, header.rows + header.invalid, header.other_events, header.skipped, header.runs
+            )
+        # What stands after the last line end, and what was written since.
+        with path.open("rb") as file:
+            file.seek(parts[-1].end)
+            while data := file.read(_CHUNK_NBYTES):
+                self.feed(data)
+        self.end()
+
+    def read_range(self, path: Path, start: int, end: int, *, at_start: bool = False) -> None:
+        """Take the bytes from `start` to `end` of a file, which are whole lines. Raises `OSError`."""
+        self._at_start = at_start
+        with path.open("rb") as file:
+            file.seek(start)
+            while start < end and (data := file.read(min(_CHUNK_NBYTES, end - start))):
+                start += len(data)
+                self.feed(data)
+
+    def send_part(self, target: IO[bytes]) -> None:
+        """Write what was read for `_read_divided` of another process; only that it is more than steps, if so."""
+        self._flush()
+        reading = self._pieces.reading()
+        others = (reading.host_orch_lines, reading.spans, reading.bind_phases, reading.clock_anchors, reading.hint)
+        if any(others):
+            send(target, PartHeader(steps_only=False), {}, np.empty(0, np.int64))
+            return
+        blocks, kinds = self._steps.blocks()
+        frame = StepFrame(blocks, kinds)
+        header = PartHeader(
+            steps_only=True,
+            rows=len(frame),
+            lines=reading.lines,
+            invalid=self._steps.invalid,
+            other_events=reading.other_events,
+            skipped=reading.skipped,
+            runs=self._pieces.runs,
+            kinds=[list(kind) for kind in kinds],
+        )
+        send(target, header, {name: frame.column(name) for name in FIGURE_FIELDS}, frame.kind.astype(np.int64))
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-__all__ = ["ByteSource", "Source", "opened"]
+__all__ = ["COMPRESSED", "ByteSource", "Source", "opened"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
+COMPRESSED: Final = (_GZIP, _ZSTD)
+"""How compressed files begin."""
+
 _PIECE_NBYTES: Final = 1 << 14  # of compressed data; what it holds is many times that
 
 

@@ -135,6 +135,17 @@ class StepTable:
         if len(kinds):
             self._blocks.append(Block({name: _compact(values) for name, values in columns.items()}, kinds))
 
+    def append(self, block: Block, kinds: Sequence[Kind]) -> None:
+        """Add rows that another table read; `kinds` are theirs by number."""
+        self._close_block()
+        numbers = np.array([self._numbers[tuple(kind)] for kind in kinds] or [-1], np.int32)[block.kinds]
+        good = numbers >= 0
+        self.invalid += len(numbers) - int(np.count_nonzero(good))
+        if bool(good.all()):
+            self._blocks.append(Block(block.columns, numbers))
+        else:
+            self._blocks.append(Block({name: values[good] for name, values in block.columns.items()}, numbers[good]))
+
     def blocks(self) -> tuple[list[Block], list[Kind]]:
         """All rows up to now, and the kinds by number."""
         self._close_block()
