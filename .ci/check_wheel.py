@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import async_orch
+import async_orch.testing  # must not need pytest
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram, available_backends
 from async_orch.abc import Stream
 

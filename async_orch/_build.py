@@ -145,7 +145,7 @@ class BuildStage(Stage):
                     self.build_inline(step, view)
                     return
                 step.build_end_ns = self.pipeline.now()
-                self._settle_build(step, None, exc)
+                self.built(step, None, exc)
                 return
         end = step.build_end_ns = self.pipeline.now()
         if end - step.build_start_ns > self.blocked_ns:
@@ -155,7 +155,7 @@ class BuildStage(Stage):
             step.state = BUILT
             step.acquire_start_ns = end
         else:
-            self._settle_build(step, result, None)
+            self.built(step, result, None)
 
     def _retry(self, step: Step) -> bool:
         """Whether a failed build is tried again; the step keeps its seq and its staging."""
@@ -209,7 +209,7 @@ class BuildStage(Stage):
             if job.error is not None and self._retry(step):
                 self._send(step, job.view, pool)
                 continue
-            self._settle_build(step, job.result, job.error)
+            self.built(step, job.result, job.error)
         return moved
 
     def _give_back(self, job: BuildJob) -> None:
@@ -268,11 +268,14 @@ class BuildStage(Stage):
 
     # -- the outcome ---------------------------------------------------------------------------------------
 
-    def _settle_build(self, step: Step, result: Any, error: Exception | None) -> None:
+    def built(self, step: Step, result: Any, error: Exception | None) -> None:
+        """``build`` returned or raised: the step is built or failed."""
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.
             return
         program = step.program
+        if step.build_end_ns == UNKNOWN:
+            step.build_end_ns = self.pipeline.now()
         if program.slot_at_build:
             step.prepared = result
             if error is not None:

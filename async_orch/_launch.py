@@ -139,16 +139,24 @@ class LaunchStage(Stage):
                 stream.copy(memory.output_host, memory.output, nbytes)
                 step.output_done = stream.record()
         except Exception as exc:
-            cause: Exception = exc
-            # Some work may be enqueued already: the slot comes back behind a fence after all of it.
-            try:
-                step.output_done = stream.record()
-            except OrchError as unfenced:
-                step.output_done = None
-                cause = unfenced if isinstance(unfenced, DeviceLost) else exc
-            raise _Failed(what, cause) from exc
+            raise _Failed(what, self._fence_the_rest(step, exc)) from exc
         finally:
             step.launch_end_ns = pipeline.now()
+
+    def _fence_the_rest(self, step: Step, cause: Exception) -> Exception:
+        """Some work may be enqueued already: the slot comes back behind a fence after all of it. Gives the cause."""
+        try:
+            step.output_done = self.pipeline.compute_stream.record()
+        except OrchError as unfenced:
+            step.output_done = None
+            return unfenced if isinstance(unfenced, DeviceLost) else cause
+        return cause
+
+    def enqueue_failed(self, step: Step, cause: Exception) -> None:
+        """The express way could not launch the step."""
+        cause = self._fence_the_rest(step, cause)
+        step.launch_end_ns = self.pipeline.now()
+        self._launch_failed(step, _Failed("launch raised", cause))
 
     def _feed(self, step: Step, slot: Slot, extras: Extras, payload: Any, previous: Any) -> None:
         pipeline, memory = self.pipeline, slot.item

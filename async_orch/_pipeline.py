@@ -15,14 +15,13 @@ from async_orch._admission import Admission
 from async_orch._barrier import Barriers
 from async_orch._build import BuildStage
 from async_orch._config import OrchestratorConfig
+from async_orch._express import ExpressWay
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
 from async_orch._retire import RetireStage
-from async_orch._ring import Lease
 from async_orch._settling import Settling
-from async_orch._slot import Slot
-from async_orch._step import ACQUIRED, BUILDING, BUILT, Step
+from async_orch._step import Step
 from async_orch._transfer import AcquireStage, H2DStage
 from async_orch._watchdog import FenceWatchdog
 from async_orch._workers import WorkerPool
@@ -75,6 +74,7 @@ class Pipeline:
         self.watcher = FenceWatcher(self.waker)
         self.serial = config.mode != "pipelined"
         self.queue_depth = config.queue_depth
+        self.blocked_ns = round(config.blocked_warning_s * 1e9)
 
         self.live: dict[int, Step] = {}
         self.on_device = 0
@@ -91,79 +91,33 @@ class Pipeline:
         self.retire = RetireStage(self)
         self.watchdog = FenceWatchdog(self)
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._pumping = False
+        self.pumping = False
         self._again = False
         self._turn_end_ns = 0
-        # Steps that need a thread, a size class, an allocation or the end of another step take the queues.
-        self._slots = memory.classes[0].ring
-        self._express = (
-            not self.serial
-            and len(memory.classes) == 1
-            and config.build_in == "inline"
-            and config.launch_in == "inline"
-            and config.collect_in == "inline"
-            and not any(runtime.slot_at_build for runtime in memory.runtimes)
-        )
+        self.express = ExpressWay(self)
 
     # -- moving --------------------------------------------------------------------------------------------
 
     def start(self, step: Step) -> None:
-        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues.
-
-        The express way is the same five stages called one after the other, without a look at queues that are empty.
-        """
-        if (
-            self._express
-            and step.extras is None
-            and not self._pumping
-            and not (self.build.queue or self.acquire.queue or self.h2d.queue or self.launch.queue)
-            and not self.barriers.standing
-            and self._slots.free
-            and (self.staging.free or not step.program.image_nbytes)
-        ):
-            self._pumping = True
-            try:
-                self._run_express(step)
-            finally:
-                self._pumping = False
-            if self._again or self.retire.queue or self.admission.waiting or self._conditions:
-                self.pump()
-        else:
+        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues."""
+        if not self.express.clear(step):
             self.admission.enqueue(step)
             self.pump()
-
-    def _run_express(self, step: Step) -> None:
-        program, retire = step.program, self.retire
-        view: object = None
-        if program.image_nbytes:
-            lease = step.staging = self.staging.acquire_as(Lease)
-            if lease is not None:
-                view = self.staging.items[lease.index].views[program.index]
-        step.state = BUILDING
-        step.build_start_ns = step.accept_ns
-        self.build.build_inline(step, view)
-        if step.state != BUILT:
             return
-        slot = step.slot = self._slots.acquire_as(Slot)
-        if slot is None:
-            return
-        step.slot_index, step.generation = slot.index, slot.generation
-        slot.fixed_image = program.fixed_image
-        step.state = ACQUIRED
-        step.acquire_ns = step.acquire_start_ns
-        if (step.staging is None or self.h2d.copy(step)) and self.launch.launch(step):
-            fence = step.output_done
-            if fence is not None and fence.query() and not retire.queue:
-                retire.retire(step)
-            else:
-                retire.queue.append(step)
+        self.pumping = True
+        try:
+            self.express.run(step)
+        finally:
+            self.pumping = False
+        if self._again or self.retire.queue or self.admission.waiting or self._conditions:
+            self.pump()
 
     def pump(self) -> None:
         """Move every step as far as it can go now. A call from inside a hook asks for another round."""
-        if self._pumping:
+        if self.pumping:
             self._again = True
             return
-        self._pumping = True
+        self.pumping = True
         self._turn_end_ns = 0
         build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
         to_build, to_acquire, to_copy, to_launch = build.queue, acquire.queue, h2d.queue, launch.queue
@@ -194,7 +148,7 @@ class Pipeline:
             self.settling.fail(PipelineFailed(f"the engine failed: {exc!r}"), exc)
             raise
         finally:
-            self._pumping = False
+            self.pumping = False
         if self._conditions:
             self._tell_conditions()
 

@@ -35,14 +35,6 @@ NO_OUTPUT.flags.writeable = False
 """What ``collect`` of a program without output sees."""
 
 
-def escaped(program: ProgramRuntime) -> OutputEscaped:
-    """The error for a collect that kept memory of its view."""
-    return OutputEscaped(
-        f"collect of {type(program.program).__name__} returned memory of the output view, "
-        "which a later step overwrites; return a copy, e.g. output.copy()"
-    )
-
-
 class CollectJob:
     """One ``collect`` on the collect thread."""
 
@@ -136,28 +128,37 @@ class RetireStage(Stage):
         """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
         step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
         fence = step.output_done
-        self._read_clocks(step)
+        self.read_clocks(step)
         return fence
 
     # -- collecting ----------------------------------------------------------------------------------------
 
-    def _view(self, step: Step) -> ByteArray:
+    def view(self, step: Step) -> ByteArray:
+        """What ``collect`` sees of the step's output."""
         slot = step.slot
         view = None if slot is None else slot.item.output_view
         if view is None:
             return NO_OUTPUT
         return view if view.nbytes == step.d2h_nbytes else view[: max(step.d2h_nbytes, 0)]
 
+    @staticmethod
+    def escaped(program: ProgramRuntime) -> OutputEscaped:
+        """The error for a collect that kept memory of its view."""
+        return OutputEscaped(
+            f"collect of {type(program.program).__name__} returned memory of the output view, "
+            "which a later step overwrites; return a copy, e.g. output.copy()"
+        )
+
     def _collect_inline(self, step: Step) -> None:
         program = step.program
         output: Any = None
         failure: Exception | None = None
         if program.has_collect:
-            view = self._view(step)
+            view = self.view(step)
             try:
                 output = program.collect(step.payload, view)
                 if output is not None and escapes(output, view):
-                    raise escaped(program)
+                    raise self.escaped(program)
             except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 failure = exc
             elapsed = self.pipeline.now() - step.retire_start_ns
@@ -166,10 +167,10 @@ class RetireStage(Stage):
         elif program.slot_at_build:
             # An engine's result comes with its fence; a program without collect has none.
             output = getattr(step.output_done, "result", None)
-        self._collected(step, output, failure)
+        self.collected(step, output, failure)
 
     def _send(self, step: Step) -> None:
-        job = self.collecting = CollectJob(step, self._view(step))
+        job = self.collecting = CollectJob(step, self.view(step))
         limit_s = self.pipeline.config.collect_timeout_s
         if limit_s is not None:
             extras = step.ensure_extras()
@@ -183,7 +184,7 @@ class RetireStage(Stage):
         try:
             output = program.collect(job.payload, view)
             if output is not None and escapes(output, view):
-                raise escaped(program)
+                raise self.escaped(program)
             job.output = output
         except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             job.error = exc
@@ -203,15 +204,20 @@ class RetireStage(Stage):
             extras.stage_timer.cancel()
             extras.stage_timer = None
         self.queue.popleft()
-        self._collected(job.step, job.output, job.error)
+        self.collected(job.step, job.output, job.error)
         return True
 
-    def _collected(self, step: Step, output: Any, failure: Exception | None) -> None:
+    def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
         """The slot returns, then the step settles."""
         pipeline = self.pipeline
         step.retire_end_ns = pipeline.now()
-        pipeline.release_slot(step)
-        step.device_end = step.output_done = None
+        slot = step.slot
+        if slot is not None and not slot.holds:
+            step.slot = None
+            slot.release()
+        else:
+            pipeline.release_slot(step)
+        step.copy_end = step.device_end = step.output_done = None
         if failure is None:
             step.output = output
             step.collected = True
@@ -291,7 +297,8 @@ class RetireStage(Stage):
         self.pipeline.release_slot(step)
         self.fail_step(step, kind, what, cause)
 
-    def _read_clocks(self, step: Step) -> None:
+    def read_clocks(self, step: Step) -> None:
+        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with."""
         copy_start, copy_end = step.copy_start, step.copy_end
         if copy_start is not None and copy_end is not None:
             started, ended = copy_start.time_ns(), copy_end.time_ns()

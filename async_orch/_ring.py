@@ -26,7 +26,7 @@ class Ring(Generic[ItemT]):
     ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
-    __slots__ = ("_fifo", "_free", "_generations", "_on_free", "_parked", "_quarantined", "items")
+    __slots__ = ("_fifo", "_generations", "_on_free", "_parked", "_quarantined", "free_indices", "items")
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Ring(Generic[ItemT]):
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
         self._on_free = on_free
-        self._free: deque[int] = deque(range(len(items)))
+        self.free_indices: deque[int] = deque(range(len(items)))
         self._generations = [0] * len(items)
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
         """A lease, of the given class, of a free buffer; None if there is none."""
-        free = self._free
+        free = self.free_indices
         if not free:
             return None
         index = free.popleft() if self._fifo else free.pop()
@@ -70,12 +70,12 @@ class Ring(Generic[ItemT]):
                 return
         if self._on_free is not None:
             self._on_free(self.items[index])
-        self._free.append(index)
+        self.free_indices.append(index)
 
     def _put_back(self, index: int) -> None:
         if self._on_free is not None:
             self._on_free(self.items[index])
-        self._free.append(index)
+        self.free_indices.append(index)
 
     def poll(self) -> bool:
         """Free the parked buffers whose fences are done; True if there was one."""
@@ -97,11 +97,11 @@ class Ring(Generic[ItemT]):
         """One more buffer, free."""
         self._generations.append(0)
         self.items.append(item)
-        self._free.append(len(self.items) - 1)
+        self.free_indices.append(len(self.items) - 1)
 
     def is_free(self, index: int) -> bool:
         """Whether nobody has the buffer, and no fence is awaited."""
-        return index in self._free
+        return index in self.free_indices
 
     def parked_fences(self) -> list[Fence]:
         """The fences that parked buffers still wait for."""
@@ -110,12 +110,12 @@ class Ring(Generic[ItemT]):
     @property
     def free(self) -> int:
         """Buffers that can be leased now."""
-        return len(self._free)
+        return len(self.free_indices)
 
     @property
     def leased(self) -> int:
         """Buffers leased, or parked until their last fence is done."""
-        return len(self.items) - len(self._free) - len(self._quarantined)
+        return len(self.items) - len(self.free_indices) - len(self._quarantined)
 
     @property
     def quarantined(self) -> int:

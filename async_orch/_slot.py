@@ -148,7 +148,10 @@ class Slot(Lease[SlotMemory]):
     __slots__ = ("fixed_image", "holds")
 
     def __init__(self, ring: Ring[SlotMemory], index: int, generation: int) -> None:
-        super().__init__(ring, index, generation)
+        # Not through Lease.__init__: one of these is made a step.
+        self._ring = ring
+        self.index = index
+        self.generation = generation
         self.holds: tuple[Fence, ...] = ()
         self.fixed_image: Buffer | None = None
 

@@ -29,7 +29,8 @@ class Stage:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.queue: deque[Step] = deque()
-        self.blocked_ns = round(pipeline.config.blocked_warning_s * 1e9)
+        self.blocked_ns = pipeline.blocked_ns
+        self._warned: set[tuple[str, str]] = set()
 
     def remove(self, step: Step) -> bool:
         """Take a step out of the queue; False if it is not there."""
@@ -72,5 +73,9 @@ class Stage:
             slot.quarantine()
 
     def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
-        """The ``loop.blocked`` warning for an inline hook that held the loop longer than ``blocked_ns``."""
+        """One ``loop.blocked`` warning for each inline hook that held the loop longer than ``blocked_ns``."""
+        key = (step.program.name, hook)
+        if key in self._warned:
+            return
+        self._warned.add(key)
         emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)

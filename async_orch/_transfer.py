@@ -83,31 +83,34 @@ class H2DStage(Stage):
         pipeline = self.pipeline
         stream, image = pipeline.copy_stream, slot.item.image
         step.h2d_start_ns = pipeline.now()
-        failure: OrchError | None = None
         try:
             step.copy_start = stream.begin()
             if step.copy_nbytes and image is not None:
                 stream.copy(image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
-        except OrchError as exc:
-            failure = exc
-        try:
             fence = step.copy_end = stream.record()
         except OrchError as exc:
-            # Without a fence nobody can tell when the copy is over: staging and slot are never reused.
-            step.staging = None
-            staging.quarantine()
-            self.lose_slot(step)
-            self.fail_step(step, CopyError, "recording the copy's fence failed", exc)
+            self.copy_failed(step, exc)
             return False
         step.staging = None
         if not self.copying and fence.query():
             staging.release()
         else:
             self.copying.append((fence, staging))
-        if failure is not None:
-            self.fail_step(step, CopyError, "enqueuing the copy failed", failure)
-            return False
         return True
+
+    def copy_failed(self, step: Step, cause: OrchError) -> None:
+        """Part of it may be enqueued: staging and slot come back behind a fence, or never without one."""
+        staging, step.staging = step.staging, None
+        try:
+            fence = step.copy_end = self.pipeline.copy_stream.record()
+        except OrchError:
+            if staging is not None:
+                staging.quarantine()
+            self.lose_slot(step)
+        else:
+            if staging is not None:
+                self.copying.append((fence, staging))
+        self.fail_step(step, CopyError, "enqueuing the copy failed", cause)
 
     def reclaim(self) -> bool:
         """Free the staging whose copies are done; copies of one stream end in order."""

@@ -285,6 +285,11 @@ class Backend(ABC):
         """A function that reads the clock of `clock_ns`; the engine calls it several times a step."""
         return time.monotonic_ns if type(self).clock_ns is Backend.clock_ns else self.clock_ns
 
+    @property
+    def allocated_nbytes(self) -> int | None:
+        """Device memory allocated through this backend and not freed, None where that is not counted."""
+        return None
+
     def free_nbytes(self) -> int | None:
         """Free device memory, None where unknown."""
         return None

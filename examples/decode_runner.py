@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 if not __package__:  # started as a file: the package lies one folder up
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,7 +27,7 @@ from async_orch import OrchError, open_backend
 from async_orch.abc import Backend
 from async_orch.exceptions import StepError
 from examples.qwen3.config import ModelError, check_folder, load_config
-from examples.qwen3.decode import decode
+from examples.qwen3.decode import Mode, decode
 from examples.qwen3.figures import ModeRun
 from examples.qwen3.options import Options, parse_options
 from examples.qwen3.program import Qwen3Decode
@@ -38,6 +39,10 @@ from examples.qwen3.tokenizer import GrowingText, TextCodec
 __all__ = ["main"]
 
 MODE_VARIABLE = "ASYNC_ORCH_MODE"
+
+
+class LogError(Exception):
+    """The decode went well, but its step log is incomplete."""
 
 
 def _decode_all(options: Options, backend: Backend, console: Console | None) -> list[ModeRun]:
@@ -93,7 +98,8 @@ def _check_environment(options: Options) -> None:
     """Refuse to show one mode's figures under another's name."""
     forced = os.environ.get(MODE_VARIABLE)
     if forced and options.modes != (forced,):
-        raise ModelError(f"{MODE_VARIABLE}={forced} is set and overrides --mode; unset it, or pass --mode {forced}")
+        remedy = f"unset it, or pass --mode {forced}" if forced in get_args(Mode) else "unset it: it names no mode"
+        raise ModelError(f"{MODE_VARIABLE}={forced} is set and overrides --mode; {remedy}")
 
 
 def _run(options: Options) -> None:
@@ -105,9 +111,16 @@ def _run(options: Options) -> None:
         words = support(backend.info)
     finally:
         backend.close()
+    dropped = sum(run.records_dropped for run in runs)
     if console is None:
         print(json.dumps(json_object(runs, words)))
-        return
+    else:
+        _show(options, console, runs, words)
+    if dropped:
+        raise LogError(f"{dropped} step records could not be written to {options.log}: is the disk full?")
+
+
+def _show(options: Options, console: Console, runs: list[ModeRun], words: str) -> None:
     work = f"{len(options.prompts)} prompts x {options.tokens} tokens, --memory {options.memory_name}"
     console.print(f"{options.backend}: {words}; {work}", soft_wrap=True)
     console.print(table(runs))
@@ -123,6 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cause = f": {error.__cause__}" if isinstance(error, StepError) and error.__cause__ else ""
         print(f"decode_runner: error: {' '.join(f'{error}{cause}'.split())}", file=sys.stderr)
         return 1 if isinstance(error, StepError) else 2
+    except LogError as error:
+        print(f"decode_runner: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0

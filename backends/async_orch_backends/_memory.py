@@ -22,6 +22,9 @@ __all__ = ["PAGE_NBYTES", "SoftwareBuffer", "available_nbytes", "map_memory", "p
 
 PAGE_NBYTES = mmap.PAGESIZE
 
+CHECKED_NBYTES = 1 << 20
+"""Smaller allocations are not compared with available memory: reading that takes some 50 us."""
+
 
 class SoftwareBuffer(Buffer):
     """A range of memory that host and software device both address.
@@ -100,6 +103,11 @@ def map_memory(nbytes: int, *, huge_pages: bool, name: str) -> ByteArray:
         if total is not None and nbytes > total:
             # Such a mapping may well succeed where the system overcommits, and end the process at first touch.
             raise MemoryError(f"this machine has {total} B of memory")
+        if nbytes >= CHECKED_NBYTES:
+            free_nbytes = available_nbytes()
+            if free_nbytes is not None and nbytes > free_nbytes:
+                # Likewise: many rings' worth of such mappings, each below the total, would.
+                raise MemoryError(f"{free_nbytes} B are available")
         mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, MemoryError) as exc:
         available = available_nbytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
-from async_orch.exceptions import OutOfDeviceMemory
+from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
 
 from ._device_state import DeviceState
 from ._memory import SoftwareBuffer, available_nbytes, map_memory, touch_pages
@@ -23,10 +23,24 @@ class SoftwareBackend(Backend):
         What the device says of itself; with ``memory_nbytes`` below the machine's, allocations beyond it fail.
     huge_pages:
         Whether device memory may use transparent huge pages, which make first use cheaper than on a device.
+    compute_stream, copy_stream:
+        Streams of the caller's, from another software backend, that `create_stream` gives instead of new ones.
     """
 
-    def __init__(self, info: DeviceInfo, *, huge_pages: bool) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        *,
+        huge_pages: bool,
+        compute_stream: Stream | None = None,
+        copy_stream: Stream | None = None,
+    ) -> None:
         self.info = info
+        self._adopted = {
+            name: _check_adopted(name, stream)
+            for name, stream in (("compute", compute_stream), ("copy", copy_stream))
+            if stream is not None
+        }
         self._device = DeviceState(info.backend)
         self._huge_pages = huge_pages
         self._buffers: set[SoftwareBuffer] = set()
@@ -79,9 +93,20 @@ class SoftwareBackend(Backend):
 
     def create_stream(self, name: str) -> Stream:
         self._device.check_open()
+        adopted = self._adopted.get(name)
+        if adopted is not None:
+            return adopted
         stream = self._make_stream(name)
         self._streams = [*(known for known in self._streams if not known.closed), stream]
         return stream
+
+    def adopted(self, stream: Stream) -> bool:
+        """Whether the stream is the caller's."""
+        return any(stream is known for known in self._adopted.values())
+
+    def close_stream(self, stream: Stream) -> None:
+        if not self.adopted(stream):
+            stream.close()
 
     @abstractmethod
     def _make_stream(self, name: str) -> SoftwareStream:
@@ -102,9 +127,10 @@ class SoftwareBackend(Backend):
         """Drop everything queued, whose fences fail, and make streams and a lost device usable again.
 
         A kernel that does not return within `close_timeout_s` keeps its thread, which is abandoned and counted. Memory
-        keeps its contents. False once the backend is closed, or in a forked child.
+        keeps its contents. False once the backend is closed, in a forked child, and where a stream of the caller's is
+        lost, which only its owner can reset.
         """
-        if self._device.closed or self._device.forked:
+        if self._device.closed or self._device.forked or any(s.lost for s in self._adopted.values()):
             return False
         for stream in self._streams:
             stream.begin_reset()
@@ -126,3 +152,13 @@ class SoftwareBackend(Backend):
                 stream.finish_close(deadline_ns)
         for buffer in tuple(self._buffers):
             buffer.free()
+
+
+def _check_adopted(name: str, stream: Stream) -> SoftwareStream:
+    if not isinstance(stream, SoftwareStream):
+        raise ConfigurationError(
+            f"{name}_stream must be a stream of an opened 'host' or 'sim' backend, not {type(stream).__name__}"
+        )
+    if stream.closed:
+        raise ConfigurationError(f"{name}_stream is closed: {stream.name!r}")
+    return stream

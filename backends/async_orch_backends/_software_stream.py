@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from async_orch.abc import Buffer, Fence, Stream
+from async_orch.abc import Buffer, ByteArray, Fence, Stream
 from async_orch.exceptions import DeviceError
 
 from ._device_state import DeviceState
@@ -15,7 +15,7 @@ from ._memory import SoftwareBuffer
 from ._operations import ISOLATE, Operation, Wait, failure_of
 from ._software_fence import DoneFence, PendingFence
 
-__all__ = ["Costs", "OrderedWorker", "SoftwareStream"]
+__all__ = ["Costs", "OrderedWorker", "SoftwareStream", "as_kernel"]
 
 
 class OrderedWorker(Protocol):
@@ -67,14 +67,17 @@ class SoftwareStream(Stream):
         self._inline = costs is not None and costs.free
         self.closed = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether the device behind the stream is lost."""
+        return self._device.lost is not None
+
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
+        # As in `ranges`, whose call alone would be a good part of what a copy costs that completes at enqueue.
         dst_end = dst_offset + nbytes
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise DeviceError(
-                f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
-                f"to offset {dst_offset} of {dst!r}"
-            )
+            raise _outside(dst, src, nbytes, dst_offset, src_offset)
         target, source = dst.array, src.array
         if nbytes != dst.nbytes:
             target = target[dst_offset:dst_end]
@@ -94,16 +97,11 @@ class SoftwareStream(Stream):
             worker.put((np.copyto, (target, source), costs.copy_ns(nbytes), self._clock_ns()))
 
     def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
-        if not callable(kernel):
-            raise DeviceError(f"a kernel of this backend is a Python callable, not {type(kernel).__name__}")
-        arrays: list[Any] = []
-        for arg in args:  # a plain loop and look at the type: isinstance() of an abstract class costs a call
-            kind = type(arg)
-            arrays.append(arg.array if kind is SoftwareBuffer or Buffer in kind.__mro__ else arg)
+        arrays = as_kernel(kernel, args)
         worker = self._worker
         costs = self._costs
         if costs is None:
-            worker.put((kernel, tuple(arrays), 0, 0))
+            worker.put((kernel, arrays, 0, 0))
         elif self._inline and not cost_ns and worker.idle:
             if worker.error is None:
                 try:
@@ -114,7 +112,20 @@ class SoftwareStream(Stream):
                 except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
                     worker.fail(kernel, exc)
         else:
-            worker.put((kernel, tuple(arrays), costs.launch_ns(cost_ns), self._clock_ns()))
+            worker.put((kernel, arrays, costs.launch_ns(cost_ns), self._clock_ns()))
+
+    @staticmethod
+    def ranges(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> tuple[ByteArray, ByteArray]:
+        """The two ends of a copy. Raises `DeviceError` for what lies outside its buffer, or is freed."""
+        dst_end = dst_offset + nbytes
+        src_end = src_offset + nbytes
+        if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
+            raise _outside(dst, src, nbytes, dst_offset, src_offset)
+        return dst.array[dst_offset:dst_end], src.array[src_offset:src_end]
+
+    def enqueue(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int) -> None:
+        """Enqueue anything that the worker shall do, never at once."""
+        self._worker.put((effect, args, cost_ns, self._clock_ns()))
 
     def record(self) -> Fence:
         worker = self._worker
@@ -182,3 +193,20 @@ class SoftwareStream(Stream):
         if not self.closed:
             self._worker.finish_stop(deadline_ns)
             self._worker = self._make_worker()
+
+
+def _outside(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> DeviceError:
+    return DeviceError(
+        f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} to offset {dst_offset} of {dst!r}"
+    )
+
+
+def as_kernel(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments as a kernel gets them. Raises `DeviceError` for a kernel that cannot be called."""
+    if not callable(kernel):
+        raise DeviceError(f"a kernel of this backend is a Python callable, not {type(kernel).__name__}")
+    arrays: list[Any] = []
+    for arg in args:  # a plain loop and look at the type: isinstance() of an abstract class costs a call
+        kind = type(arg)
+        arrays.append(arg.array if kind is SoftwareBuffer or Buffer in kind.__mro__ else arg)
+    return tuple(arrays)

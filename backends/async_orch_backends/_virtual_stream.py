@@ -147,6 +147,14 @@ class VirtualWorker:
     def _perform(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int, enqueue_ns: int) -> bool:
         """Run the effect at the start of its window; True if the window has an end to wait for."""
         self._free_ns = max(self._free_ns, enqueue_ns) + cost_ns
+        self.apply(effect, args)
+        if cost_ns == 0:
+            return False
+        self.timeline.at(self._free_ns, self._run)
+        return True
+
+    def apply(self, effect: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Run an effect now; what it raises fails the stream."""
         try:
             effect(*args)
         except KeyboardInterrupt as exc:
@@ -155,10 +163,6 @@ class VirtualWorker:
             raise  # meant for the loop's thread, which is not ours
         except BaseException as exc:  # noqa: BLE001 - whatever a kernel raises becomes its fences' error
             self.fail(effect, exc)
-        if cost_ns == 0:
-            return False
-        self.timeline.at(self._free_ns, self._run)
-        return True
 
     def _wait(self, fence: Fence) -> bool:
         """Pass a fence that is done; otherwise go on when it is, and return True."""

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from async_orch.abc import DeviceInfo
+from async_orch.abc import DeviceInfo, Stream
 from async_orch.exceptions import BackendUnavailable, ConfigurationError
 
 from ._memory import PAGE_NBYTES, physical_nbytes
@@ -23,9 +23,12 @@ __all__ = ["HostBackend", "open_backend"]
 
 
 class HostBackend(SoftwareBackend):
-    """This machine as a device. A stream is one daemon thread, started with its first operation."""
+    """This machine as a device. A stream is one daemon thread, started with its first operation.
 
-    def __init__(self) -> None:
+    ``compute_stream`` and ``copy_stream`` are streams of the caller's to use instead of new ones.
+    """
+
+    def __init__(self, *, compute_stream: Stream | None = None, copy_stream: Stream | None = None) -> None:
         info = DeviceInfo(
             backend="host",
             device="cpu",
@@ -36,19 +39,23 @@ class HostBackend(SoftwareBackend):
             device_clock="host",
             memory_nbytes=physical_nbytes(),
         )
-        super().__init__(info, huge_pages=False)
+        super().__init__(info, huge_pages=False, compute_stream=compute_stream, copy_stream=copy_stream)
 
     def _make_stream(self, name: str) -> SoftwareStream:
         return SoftwareStream(name, self._device, partial(StreamWorker, name, self._device), clock_ns=time.monotonic_ns)
 
 
 def open_backend(target: str | None = None, **options: Any) -> HostBackend:
-    """Open ``host`` or ``host:cpu``, which are the same; there are no options.
+    """Open ``host`` or ``host:cpu``, which are the same.
 
-    Raises `BackendUnavailable` for another device and `ConfigurationError` for any option.
+    ``compute_stream`` and ``copy_stream`` are streams of the caller's to use instead of new ones; closing the backend
+    leaves them open. Raises `BackendUnavailable` for another device and `ConfigurationError` for any other option.
     """
     if target not in (None, "", "cpu"):
         raise BackendUnavailable(f"backend 'host' has one device, 'cpu', not {target!r}; use 'host'")
-    if options:
-        raise ConfigurationError(f"backend 'host' takes no options, got {', '.join(sorted(options))}")
-    return HostBackend()
+    unknown = sorted(set(options) - {"compute_stream", "copy_stream"})
+    if unknown:
+        raise ConfigurationError(
+            f"backend 'host' takes the options compute_stream and copy_stream, got {', '.join(unknown)}"
+        )
+    return HostBackend(**options)

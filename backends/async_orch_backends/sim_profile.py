@@ -55,6 +55,8 @@ class SimProfile:
         Each cost is multiplied by a number drawn uniformly from 1 - jitter to 1 + jitter.
     memory_nbytes:
         Size of the device's memory, None for that of this machine.
+    adversary:
+        Whether operations take effect as late as they may, and memory given back is scribbled over.
     """
 
     name: str
@@ -68,6 +70,7 @@ class SimProfile:
     jitter: float = 0.0
     seed: int = 0
     memory_nbytes: int | None = None
+    adversary: bool = False
 
     @property
     def support(self) -> str:
@@ -96,7 +99,7 @@ class SimProfile:
             raise ConfigurationError(f"profile {where} is not JSON: {exc}") from exc
         if not isinstance(raw, dict):
             raise ConfigurationError(f"profile {where} must be a JSON object, not {type(raw).__name__}")
-        known = (*_TEXTS, *_DURATIONS, *_RATES, "jitter", "seed", "memory_nbytes", *_FREE_FORM)
+        known = (*_TEXTS, *_DURATIONS, *_RATES, "jitter", "seed", "memory_nbytes", "adversary", *_FREE_FORM)
         for key in raw:
             if key not in known:
                 raise ConfigurationError(f"profile {where}: unknown key {key!r}; known are {', '.join(known)}")
@@ -119,6 +122,10 @@ class SimProfile:
                 if not isinstance(value, int):
                     raise ConfigurationError(f"profile {where}: {key} must be a whole number, got {value!r}")
                 values[key] = int(_number(value, key, where, 0, 2**63))
+        if "adversary" in raw:
+            if not isinstance(raw["adversary"], bool):
+                raise ConfigurationError(f"profile {where}: adversary must be true or false, got {raw['adversary']!r}")
+            values["adversary"] = raw["adversary"]
         return cls(**values)
 
 

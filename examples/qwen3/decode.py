@@ -59,4 +59,5 @@ async def decode(
             run.steps.append(StepFacts(result.timings, result.cold_reason, len(generating)))
             if on_step is not None:
                 on_step(step, result.output)
+    run.records_dropped = orchestrator.statistics().records_dropped
     return run

@@ -39,12 +39,13 @@ class ModeRun:
     """One mode's decode: its steps in order, and each prompt's generated token ids.
 
     ``open_ns`` is the time until the first step could be submitted: rings allocated and touched, weights
-    uploaded.
+    uploaded. ``records_dropped`` counts the step records that the log could not take.
     """
 
     mode: str
     tokens: list[list[int]]
     open_ns: int = 0
+    records_dropped: int = 0
     steps: list[StepFacts] = dataclasses.field(default_factory=list)
 
     @property

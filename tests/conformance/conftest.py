@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from async_orch_backends._software_backend import SoftwareBackend
 
+from async_orch.testing import VirtualClockLoop
 from tests.conformance.kit import open_kind
-from tests.virtual_clock import VirtualClockLoop
 
 THREADED = ("host", "sim:instant", "sim:timed")
 

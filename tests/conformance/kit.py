@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 
-import numpy as np
 from async_orch_backends._software_backend import SoftwareBackend
 from async_orch_backends.host import HostBackend
 from async_orch_backends.sim import SimBackend
 from async_orch_backends.sim_profile import SimProfile
 
-from async_orch.abc import Buffer, ByteArray, Fence
-from tests.virtual_clock import VirtualClockLoop
+from async_orch.abc import ByteArray, Fence
+from async_orch.testing import VirtualClockLoop
 
-__all__ = ["PATIENCE_S", "TIMED", "Gate", "ManualFence", "ReadOnlyBuffer", "add_one", "open_kind", "reached"]
+__all__ = ["PATIENCE_S", "TIMED", "Gate", "add_one", "open_kind", "reached"]
 
 PATIENCE_S = 20.0  # long enough for a busy machine; a test that works never waits for it
 
@@ -50,69 +48,6 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
-
-
-class ManualFence(Fence):
-    """A fence of no stream, done when the test says so; with or without `notify`."""
-
-    def __init__(self, *, notifies: bool = True) -> None:
-        self.notifies = notifies  # type: ignore[misc]
-        self._lock = threading.Lock()
-        self._event = threading.Event()
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
-
-    def settle(self, error: BaseException | None = None) -> None:
-        with self._lock:
-            self._error = error
-            self._event.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def query(self) -> bool:
-        return self._event.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
-
-    def synchronize(self, timeout_s: float | None = None) -> None:
-        if not self._event.wait(timeout_s):
-            raise TimeoutError
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._event.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
-
-    def time_ns(self) -> int | None:
-        return None
-
-
-class ReadOnlyBuffer(Buffer):
-    """Memory that a copy cannot write, so that the copy fails when it runs."""
-
-    __slots__ = ()
-
-    @property
-    def is_host(self) -> bool:
-        return True
-
-    @property
-    def array(self) -> ByteArray:
-        array = np.zeros(self.nbytes, np.uint8)
-        array.flags.writeable = False
-        return array
-
-    @property
-    def handle(self) -> int:
-        return 0
-
-    def free(self) -> None:
-        """Nothing to give back."""
 
 
 def add_one(array: ByteArray) -> None:

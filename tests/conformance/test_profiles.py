@@ -9,8 +9,8 @@ from async_orch_backends.sim import SimBackend, open_backend
 from async_orch_backends.sim_profile import SimProfile, load_profile
 
 from async_orch.exceptions import ConfigurationError, DeviceError
+from async_orch.testing import VirtualClockLoop, run_virtual
 from tests.conformance.kit import reached
-from tests.virtual_clock import VirtualClockLoop, run_virtual
 
 MS = 1_000_000
 

@@ -12,8 +12,8 @@ from async_orch_backends.sim_profile import SimProfile
 
 from async_orch.abc import Fence
 from async_orch.exceptions import DeviceError
-from tests.conformance.kit import ManualFence, reached
-from tests.virtual_clock import VirtualClockLoop, run_virtual
+from async_orch.testing import ManualFence, VirtualClockLoop, run_virtual
+from tests.conformance.kit import reached
 
 MS = 1_000_000
 PROFILE = SimProfile(name="three-five", copy_fixed_ns=3 * MS, kernel_ns=5 * MS, alloc_fixed_ns=2 * MS)
@@ -181,7 +181,7 @@ def test_a_manual_fence_holds_the_schedule_until_it_is_settled() -> None:
         stream.wait(fence)
         stream.launch(lambda: None)
         end = stream.record()
-        asyncio.get_running_loop().call_at(0.25, fence.settle)
+        asyncio.get_running_loop().call_at(0.25, fence.finish)
         result = await reached(end)
         backend.close()
         return result
@@ -208,7 +208,7 @@ async def test_a_fence_settled_on_another_thread_reaches_a_running_loop() -> Non
     stream.wait(fence)
     stream.launch(lambda: None)
     marker = stream.record()
-    settler = threading.Thread(target=fence.settle)
+    settler = threading.Thread(target=fence.finish)
     settler.start()
     await reached(marker)
     settler.join()

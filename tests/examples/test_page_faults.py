@@ -12,8 +12,8 @@ from examples.qwen3.decode import Mode
 from tests.examples.support import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-# A count is taken when a result is consumed; by then the engine may be up to a window of five steps further on. Over sixty
-# steps that blurs the mean by less than a tenth.
+# A count is taken when a result is consumed; by then the engine may be up to a window of five steps further on. Over
+# sixty steps that blurs the mean by less than a tenth.
 WARM_UP_STEPS = 6
 
 COUNT_FAULTS = """

@@ -185,3 +185,22 @@ def test_it_starts_as_module_and_as_file(model: Path, command: list[str]) -> Non
     done = subprocess.run([sys.executable, *command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["ring"]["tokens"][0]) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_a_log_that_could_not_be_written_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A full disk does not pass for a written log: one line, exit code 1, the figures all the same."""
+    assert run(model, "--json", "--mode", "ring", "--log", "/dev/full") == 1
+    printed = capsys.readouterr()
+    assert "ring" in json.loads(printed.out)
+    assert printed.err.count("\n") == 1
+    assert "step records could not be written to /dev/full" in printed.err
+
+
+def test_a_mode_variable_that_names_no_mode_says_unset_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The remedy is one that works: --mode takes no such value."""
+    monkeypatch.setenv("ASYNC_ORCH_MODE", "foo")
+    assert run(model) == 2
+    assert "unset it: it names no mode" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from async_orch.exceptions import (
     StepCancelled,
 )
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Hooked, Square, settle
 
 

@@ -41,7 +41,7 @@ def test_a_profile_file_is_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["instant", "a5-report"])
+@pytest.mark.parametrize("name", ["instant", "a5-report", "adversary"])
 def test_shipped_profiles_are_named_like_their_files(name: str) -> None:
     """Every shipped profile loads, and its name is the one it is opened by."""
     assert load_profile(name).name == name
@@ -69,6 +69,7 @@ def test_the_default_profile_is_instant() -> None:
         ('{"copy_bytes_per_s": NaN}', "copy_bytes_per_s must be a finite number"),
         ('{"jitter": 1.5}', "jitter must be from 0 to 1"),
         ('{"seed": 1.5}', "seed must be a whole number"),
+        ('{"adversary": 1}', "adversary must be true or false, got 1"),
         ('{"memory_nbytes": -1}', "memory_nbytes must be from 0"),
         ('{"name": ""}', "name must be a non-empty string"),
         ('{"launch_ns": {"note": "x"}}', "launch_ns has no 'value'"),
@@ -100,7 +101,7 @@ def test_a_profile_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("a6", "no profile 'a6' for backend 'sim'; shipped are a5-report, instant"),
+        ("a6", "no profile 'a6' for backend 'sim'; shipped are a5-report, adversary, instant"),
         ("nowhere/x.json", "cannot read profile nowhere/x.json: No such file or directory"),
     ],
 )

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.virtual_clock import LoopStuck, run_virtual
+from async_orch.testing import LoopStuck, run_virtual
 
 
 def test_time_jumps_to_the_next_timer() -> None:

@@ -10,7 +10,7 @@ import pytest
 from async_orch import EngineProgram, Orchestrator
 from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, LaunchError, StepCancelled
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualFence
+from async_orch.testing import ManualFence
 from tests.programs import Square, settle
 
 

@@ -22,7 +22,7 @@ from async_orch.exceptions import (
     OutputEscaped,
     StepError,
 )
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Hooked, Square
 
 BACKENDS = ["sim:instant", "host"]

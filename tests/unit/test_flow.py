@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Stream
 from async_orch.exceptions import StaleLease
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Square
 
 

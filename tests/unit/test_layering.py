@@ -15,7 +15,14 @@ import async_orch
 PACKAGE = Path(async_orch.__file__).parent
 BACKENDS = PACKAGE.parent / "backends" / "async_orch_backends"
 
-PUBLIC = ["async_orch", "async_orch.abc", "async_orch.exceptions", "async_orch.graph", "async_orch.logs"]
+PUBLIC = [
+    "async_orch",
+    "async_orch.abc",
+    "async_orch.exceptions",
+    "async_orch.graph",
+    "async_orch.logs",
+    "async_orch.testing",
+]
 LAYERS = [
     {"exceptions"},
     {"abc"},
@@ -24,7 +31,7 @@ LAYERS = [
     {"_program", "_timings", "_handle"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_programs", "_targets"},
-    {"_build", "_transfer", "_launch", "_retire"},
+    {"_build", "_transfer", "_launch", "_retire", "_express"},
     {"_pipeline"},
     {"_opening"},
     {"_statistics", "_submission", "_reopening", "_map"},
@@ -78,6 +85,18 @@ def test_the_analysis_knows_nothing_of_the_engine() -> None:
     """It reads logs of other machines: the log schema is all it shares with the engine."""
     for path in (PACKAGE / "analysis").rglob("*.py"):
         assert imports_of(path) <= {"analysis", "logs", "exceptions"}, path
+
+
+def test_the_test_tools_use_public_names_only() -> None:
+    """What async_orch.testing does with the engine, a user could do."""
+    for path in (PACKAGE / "testing").rglob("*.py"):
+        assert not {name for name in imports_of(path) if name.startswith("_")}, path
+
+
+def test_the_test_tools_import_without_pytest() -> None:
+    """A program may use them where pytest is not installed."""
+    code = "import sys; sys.modules['pytest'] = None; import async_orch.testing"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -12,7 +12,7 @@ from anyio import wait_all_tasks_blocked as blocked
 
 from async_orch import Orchestrator, StepHandle
 from async_orch.exceptions import OrchestratorClosed, StepCancelled
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Square
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from async_orch import Orchestrator
 from async_orch.exceptions import BuildError
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Hooked, Square
 
 

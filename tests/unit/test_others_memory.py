@@ -13,7 +13,7 @@ from async_orch import Orchestrator, Slot, SlotRing, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Fence, Stream
 from async_orch.exceptions import BuildError, ConfigurationError, StaleLease
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualBackend, ManualFence
+from async_orch.testing import ManualBackend, ManualFence
 from tests.programs import Hooked, Square, settle
 
 

@@ -13,7 +13,7 @@ import structlog
 from async_orch import Orchestrator, StepHandle
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import FIELDS, StepRecord
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Hooked, Square
 
 

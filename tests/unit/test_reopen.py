@@ -9,7 +9,7 @@ import pytest
 from async_orch import Device, Orchestrator, Slot, open_backend
 from async_orch.abc import Stream
 from async_orch.exceptions import DeviceLost, MisuseError
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Square
 
 

@@ -7,7 +7,7 @@ import pytest
 from async_orch import Lease
 from async_orch._ring import Ring
 from async_orch.exceptions import StaleLease
-from tests.manual_backend import ManualFence
+from async_orch.testing import ManualFence
 
 
 def acquire(ring: Ring[str]) -> Lease[str]:

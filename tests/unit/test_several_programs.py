@@ -12,7 +12,7 @@ from async_orch._slot import SlotMemory
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import ConfigurationError, CopyError
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend
 from tests.programs import Square, settle
 
 

@@ -12,9 +12,8 @@ from async_orch import Orchestrator
 from async_orch.abc import ByteArray
 from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, PipelineFailed, StepTimeout
 from async_orch.logs import StepRecord
-from tests.manual_backend import ManualBackend
+from async_orch.testing import ManualBackend, run_virtual
 from tests.programs import Hooked, Square, settle
-from tests.virtual_clock import run_virtual
 
 
 class StuckBuild(Square):

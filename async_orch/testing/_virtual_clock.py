@@ -5,7 +5,7 @@ Use it as a loop factory::
     run_virtual(main())                                          # a coroutine in a plain test
     asyncio.Runner(loop_factory=VirtualClockLoop)                # the same by hand
 
-or, with pytest-asyncio 1.4 or later, for the tests of a folder from its ``conftest.py``::
+or, with pytest-asyncio 1.4 or later, for all tests of a folder from its ``conftest.py``::
 
     def pytest_asyncio_loop_factories(config, item):
         return {"virtual": VirtualClockLoop}

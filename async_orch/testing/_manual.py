@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from async_orch.abc import Backend, Buffer, ByteArray, DeviceInfo, Fence, Stream
 from async_orch.exceptions import DeviceError, OutOfDeviceMemory
+from async_orch.testing._manual_fence import ManualFence
 
+__all__ = ["ManualBackend", "ManualBuffer", "ManualStream"]
 
-class ManualFence(Fence):
-    """Done when the test says so."""
-
-    notifies = True
-
-    def __init__(self) -> None:
-        self._done = False
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
-        self.reached_ns: int | None = None
-
-    def query(self) -> bool:
-        return self._done
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
-
-    def synchronize(self, timeout_s: float | None = None) -> None:
-        if not self._done:
-            raise TimeoutError(f"not done within {timeout_s} s")
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        if self._done:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def time_ns(self) -> int | None:
-        return self.reached_ns
-
-    def finish(self, error: BaseException | None = None, time_ns: int = 0) -> None:
-        """Mark it done."""
-        self._done, self._error, self.reached_ns = True, error, time_ns
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+_ALL = 1 << 62
 
 
 class ManualBuffer(Buffer):
@@ -67,7 +32,7 @@ class ManualBuffer(Buffer):
     @property
     def array(self) -> ByteArray:
         if self._array is None:
-            raise DeviceError(f"{self.name} was freed")
+            raise DeviceError(f"{self.name or 'an unnamed buffer'} was freed")
         return self._array
 
     @property
@@ -80,8 +45,33 @@ class ManualBuffer(Buffer):
             self._backend.live.remove(self)
 
 
+class _StreamFence(ManualFence):
+    """Recorded on a manual stream. Blocking on it lets the stream go on, as a host that waits would."""
+
+    def __init__(self, stream: ManualStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        if not self.query():
+            self._stream.run()
+        super().synchronize(0)
+
+
 class ManualStream(Stream):
-    """Keeps what is enqueued; `run` performs it."""
+    """Keeps what is enqueued; `run` performs it, in order, on the calling thread.
+
+    Attributes
+    ----------
+    ops:
+        What is enqueued and not performed: pairs of kind and payload.
+    enqueued:
+        The kinds of everything that was ever enqueued.
+    refuse:
+        An exception that every call raises from now on; None to go on.
+    clock_ns:
+        The device's clock; each operation takes 100 ns.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -93,19 +83,25 @@ class ManualStream(Stream):
         self.closed = False
 
     def _put(self, kind: str, payload: Any = None) -> None:
+        if self.closed:
+            raise DeviceError(f"stream {self.name!r} is closed")
         if self.refuse is not None:
             raise self.refuse
         self.enqueued.append(kind)
         self.ops.append((kind, payload))
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
-        self._put("copy", (dst, src, nbytes))
+        if min(nbytes, dst_offset, src_offset) < 0 or dst_offset + nbytes > dst.nbytes:
+            raise DeviceError(f"copy of {nbytes} B to offset {dst_offset} does not fit {dst!r}")
+        if src_offset + nbytes > src.nbytes:
+            raise DeviceError(f"copy of {nbytes} B from offset {src_offset} does not fit {src!r}")
+        self._put("copy", (dst, src, nbytes, dst_offset, src_offset))
 
     def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
         self._put("launch", (kernel, args))
 
     def record(self) -> Fence:
-        fence = ManualFence()
+        fence = _StreamFence(self)
         self._put("record", fence)
         return fence
 
@@ -115,13 +111,18 @@ class ManualStream(Stream):
     def isolate(self) -> None:
         self._put("isolate")
 
+    def idle(self) -> bool:
+        if self.closed:
+            raise DeviceError(f"stream {self.name!r} is closed")
+        return not self.ops
+
     def synchronize(self, timeout_s: float | None = None) -> None:
-        self.run()
+        self.record().synchronize(timeout_s)
 
     def close(self) -> None:
         self.closed = True
 
-    def run(self, limit: int = 1_000_000) -> int:
+    def run(self, limit: int = _ALL) -> int:
         """Perform up to ``limit`` operations, stopping at a wait whose fence is not done; gives their number."""
         count = 0
         while self.ops and count < limit:
@@ -147,24 +148,39 @@ class ManualStream(Stream):
         if kind == "isolate":
             self.error = None
         elif kind == "record":
-            payload.finish(self.error, self.clock_ns)
+            payload.finish(self.error, time_ns=self.clock_ns)
         elif kind == "copy" and self.error is None:
-            dst, src, nbytes = payload
-            dst.array[:nbytes] = src.array[:nbytes]
+            # Looked up now, not at enqueue: work on memory that was freed meanwhile raises into the test.
+            dst, src, nbytes, dst_offset, src_offset = payload
+            dst.array[dst_offset : dst_offset + nbytes] = src.array[src_offset : src_offset + nbytes]
         elif kind == "launch" and self.error is None:
             kernel, args = payload
+            arrays = [arg.array if isinstance(arg, Buffer) else arg for arg in args]
             try:
-                kernel(*[a.array if isinstance(a, Buffer) else a for a in args])
+                kernel(*arrays)
             except Exception as exc:  # noqa: BLE001 - whatever a kernel raises is its fences' error
-                self.error = DeviceError("kernel failed")
+                self.error = DeviceError(f"kernel on stream {self.name!r} failed: {type(exc).__name__}: {exc}")
                 self.error.__cause__ = exc
 
 
 class ManualBackend(Backend):
-    """Two streams by hand, and a list of the buffers that are not freed."""
+    """A device whose streams are run by hand, with a list of the buffers that are not freed.
+
+    Parameters
+    ----------
+    capacity_nbytes:
+        Size of the device's memory; allocations beyond it raise `OutOfDeviceMemory`.
+
+    Attributes
+    ----------
+    live:
+        Buffers allocated and not freed.
+    streams:
+        The stream created last of each name.
+    """
 
     def __init__(self, capacity_nbytes: int = 1 << 30) -> None:
-        self.info = DeviceInfo("manual", "test", "not run", alloc_visibility="all", device_clock="device")
+        self.info = DeviceInfo("manual", "test", "tested against a fake", alloc_visibility="all", device_clock="device")
         self.live: list[ManualBuffer] = []
         self.streams: dict[str, ManualStream] = {}
         self.capacity_nbytes = capacity_nbytes
@@ -172,22 +188,40 @@ class ManualBackend(Backend):
 
     @property
     def copy(self) -> ManualStream:
+        """The copy stream."""
         return self.streams["copy"]
 
     @property
     def compute(self) -> ManualStream:
+        """The compute stream."""
         return self.streams["compute"]
 
+    def run(self) -> int:
+        """Let the device finish all that it can, on every stream; gives the number of operations."""
+        total = 0
+        while count := sum(stream.run() for stream in tuple(self.streams.values())):
+            total += count
+        return total
+
+    @property
+    def allocated_nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.live if not buffer.is_host)
+
     def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
-        used = sum(b.nbytes for b in self.live if not b.is_host)
+        used = self.allocated_nbytes
         if used + nbytes > self.capacity_nbytes:
-            raise OutOfDeviceMemory(f"{nbytes} B needed, {self.capacity_nbytes - used} B free")
+            raise OutOfDeviceMemory(
+                f"no device memory for {name or 'an unnamed buffer'}: needed {nbytes} B, "
+                f"free {self.capacity_nbytes - used} B"
+            )
         return self._keep(ManualBuffer(self, nbytes, name, host=False))
 
     def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
         return self._keep(ManualBuffer(self, nbytes, name, host=True))
 
     def _keep(self, buffer: ManualBuffer) -> ManualBuffer:
+        if self.closed:
+            raise DeviceError("backend 'manual' is closed")
         self.live.append(buffer)
         return buffer
 
@@ -195,6 +229,8 @@ class ManualBackend(Backend):
         buffer.array.fill(0)
 
     def create_stream(self, name: str) -> Stream:
+        if self.closed:
+            raise DeviceError("backend 'manual' is closed")
         stream = self.streams[name] = ManualStream(name)
         return stream
 
@@ -208,3 +244,7 @@ class ManualBackend(Backend):
 
     def close(self) -> None:
         self.closed = True
+        for stream in self.streams.values():
+            stream.close()
+        for buffer in tuple(self.live):
+            buffer.free()

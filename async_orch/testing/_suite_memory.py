@@ -1,0 +1,78 @@
+"""Buffers: sizes, addresses, and what happens after they are freed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from async_orch.exceptions import DeviceError
+from async_orch.testing._suite_kit import PATIENCE_S, OpenDevice, Suite
+
+__all__ = ["MemoryTests"]
+
+
+class MemoryTests(Suite):
+    """Device and host buffers."""
+
+    @pytest.mark.parametrize("nbytes", [0, 1, 4097])
+    def test_a_buffer_has_the_size_and_the_kind_asked_for(self, device: OpenDevice, nbytes: int) -> None:
+        """Host memory is writable zeros; device memory has an aligned address; both can be touched."""
+        backend = device.backend
+        memory, host = backend.alloc(nbytes, name="weights"), backend.alloc_host(nbytes, name="staging")
+        assert (memory.nbytes, memory.is_host, memory.name) == (nbytes, False, "weights")
+        assert (host.nbytes, host.is_host, host.name) == (nbytes, True, "staging")
+        assert host.array.shape == (nbytes,)
+        assert host.array.dtype == np.uint8
+        assert host.array.flags.writeable
+        assert not host.array.any()
+        assert memory.handle % backend.info.alignment_nbytes == 0
+        backend.touch(memory)
+        backend.touch(host)
+
+    def test_a_negative_size_is_refused(self, device: OpenDevice) -> None:
+        """The error repeats the number."""
+        for alloc in (device.backend.alloc, device.backend.alloc_host):
+            with pytest.raises(DeviceError, match="-1"):
+                alloc(-1)
+
+    def test_a_freed_buffer_cannot_be_used(self, device: OpenDevice) -> None:
+        """Its array and a copy from it raise; a second free does nothing; the count returns to where it was."""
+        backend = device.backend
+        before = backend.allocated_nbytes
+        buffer, host = backend.alloc(100), backend.alloc_host(100)
+        if before is not None:
+            assert backend.allocated_nbytes == before + 100
+        for freed in (buffer, host):
+            freed.free()
+            freed.free()
+        assert backend.allocated_nbytes == before
+        with pytest.raises(DeviceError):
+            _ = host.array
+        stream, target = backend.create_stream("copy"), backend.alloc(100)
+        for freed in (buffer, host):
+            with pytest.raises(DeviceError):
+                stream.copy(target, freed, 100)
+        stream.synchronize(PATIENCE_S)
+
+    def test_memory_can_be_allocated_while_work_is_in_flight(self, device: OpenDevice) -> None:
+        """Allocating and freeing does not disturb what is enqueued."""
+        counter = device.upload(bytes(1000))
+        stream = device.backend.create_stream("compute")
+        for _ in range(10):
+            device.kernels.add_one(stream, counter)
+            device.backend.alloc(1000).free()
+        stream.synchronize(PATIENCE_S)
+        assert device.download(counter) == bytes([10] * 1000)
+
+    def test_closing_frees_every_buffer(self, device: OpenDevice) -> None:
+        """Buffers still allocated at close are freed, and nothing can be allocated or created after."""
+        backend = device.backend
+        buffers = [backend.alloc(10), backend.alloc_host(10)]
+        backend.close()
+        assert not backend.allocated_nbytes
+        for buffer in buffers:
+            with pytest.raises(DeviceError):
+                _ = buffer.array
+        for call in (lambda: backend.alloc(1), lambda: backend.alloc_host(1), lambda: backend.create_stream("copy")):
+            with pytest.raises(DeviceError, match="closed"):
+                call()

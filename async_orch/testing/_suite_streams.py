@@ -1,0 +1,125 @@
+"""What is enqueued on a stream runs in order; what waits for a fence runs after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from async_orch.exceptions import DeviceError
+from async_orch.testing._suite_kit import PATIENCE_S, OpenDevice, Suite
+
+__all__ = ["StreamTests"]
+
+
+class StreamTests(Suite):
+    """Order within a stream, and across streams through fences."""
+
+    def test_copies_and_kernels_run_in_the_order_of_enqueueing(self, device: OpenDevice) -> None:
+        """Each copy brings what the kernel before it left, and nothing of the kernel after it."""
+        counter, back = device.upload(b"\0"), device.backend.alloc_host(20)
+        stream = device.backend.create_stream("compute")
+        for index in range(20):
+            device.kernels.add_one(stream, counter)
+            stream.copy(back, counter, 1, dst_offset=index)
+        stream.synchronize(PATIENCE_S)
+        assert back.array.tolist() == list(range(1, 21))
+
+    def test_a_copy_moves_the_given_range_and_nothing_else(self, device: OpenDevice) -> None:
+        """Offsets and length are honoured on both sides: host to device, device to device, device to host."""
+        backend = device.backend
+        host, back = device.host(bytes(range(16))), backend.alloc_host(16)
+        first, second = device.upload(bytes(16)), device.upload(bytes([99] * 16))
+        stream = backend.create_stream("copy")
+        stream.copy(first, host, 4, dst_offset=8, src_offset=2)
+        stream.copy(second, first, 6, src_offset=7)
+        stream.copy(back, second, 15, dst_offset=1)
+        stream.copy(back, second, 0, dst_offset=16)
+        stream.synchronize(PATIENCE_S)
+        assert device.download(first) == bytes([0] * 8 + [2, 3, 4, 5] + [0] * 4)
+        assert back.array.tolist() == [0, 0, 2, 3, 4, 5, 0] + [99] * 9
+
+    def test_a_copy_of_nothing_is_fine(self, device: OpenDevice) -> None:
+        """Zero bytes may be copied anywhere within the buffers, also to their very ends."""
+        first, second = device.upload(b"ab"), device.host(b"cd")
+        stream = device.backend.create_stream("copy")
+        stream.copy(first, second, 0, dst_offset=2, src_offset=2)
+        stream.synchronize(PATIENCE_S)
+        assert device.download(first) == b"ab"
+
+    @pytest.mark.parametrize(
+        ("nbytes", "dst_offset", "src_offset"), [(-1, 0, 0), (11, 0, 0), (5, 6, 0), (5, 0, 12), (1, -1, 0), (1, 0, -1)]
+    )
+    def test_a_copy_outside_a_buffer_is_refused(
+        self, device: OpenDevice, nbytes: int, dst_offset: int, src_offset: int
+    ) -> None:
+        """Bounds are checked when the copy is enqueued, and the stream stays usable."""
+        dst, src = device.backend.alloc(10), device.backend.alloc_host(16)
+        stream = device.backend.create_stream("copy")
+        with pytest.raises(DeviceError):
+            stream.copy(dst, src, nbytes, dst_offset=dst_offset, src_offset=src_offset)
+        stream.synchronize(PATIENCE_S)
+
+    def test_work_flows_between_streams_through_fences(self, device: OpenDevice) -> None:
+        """A chain of copies and kernels over two streams loses no update and sees no stale byte."""
+        backend = device.backend
+        host, buffer = device.host(bytes(256)), backend.alloc(256)
+        copy, compute = backend.create_stream("copy"), backend.create_stream("compute")
+        for _ in range(25):
+            copy.copy(buffer, host, 256)
+            compute.wait(copy.record())
+            device.kernels.add_one(compute, buffer)
+            copy.wait(compute.record())
+            copy.copy(host, buffer, 256)
+        copy.synchronize(PATIENCE_S)
+        assert (host.array == 25).all()
+
+    def test_a_wait_holds_the_stream_but_not_the_caller(self, device: OpenDevice) -> None:
+        """Work behind a wait starts only after the other stream's fence; enqueueing it returns at once."""
+        device.need("hold")
+        counter, back = device.upload(b"\0"), device.host(b"\7")
+        first, second = device.backend.create_stream("copy"), device.backend.create_stream("compute")
+        go_on = device.kernels.hold(first)
+        device.kernels.add_one(first, counter)
+        second.wait(first.record())
+        second.copy(back, counter, 1)
+        fence = second.record()
+        assert not fence.query()
+        assert back.array[0] == 7
+        go_on()
+        fence.synchronize(PATIENCE_S)
+        assert back.array[0] == 1
+
+    def test_streams_run_side_by_side(self, device: OpenDevice) -> None:
+        """A stream that is held does not hold another."""
+        device.need("hold")
+        counter = device.upload(b"\0")
+        first, second = device.backend.create_stream("copy"), device.backend.create_stream("compute")
+        go_on = device.kernels.hold(first)
+        held = first.record()
+        device.kernels.add_one(second, counter)
+        second.synchronize(PATIENCE_S)
+        assert not held.query()
+        assert not first.idle()
+        go_on()
+        first.synchronize(PATIENCE_S)
+        assert first.idle()
+        assert device.download(counter) == b"\1"
+
+    def test_a_fresh_stream_is_idle(self, device: OpenDevice) -> None:
+        """Markers, waits for done fences and isolation leave a stream without work idle."""
+        stream = device.backend.create_stream("compute")
+        stream.isolate()
+        fence = stream.record()
+        fence.synchronize(PATIENCE_S)
+        stream.wait(fence)
+        stream.synchronize(PATIENCE_S)
+        assert stream.idle()
+        assert fence.error is None
+
+    def test_a_closed_stream_leaves_its_sisters_alone(self, device: OpenDevice) -> None:
+        """Closing one stream does not disturb another of the same name."""
+        counter = device.upload(b"\0")
+        first, second = device.backend.create_stream("compute"), device.backend.create_stream("compute")
+        first.close()
+        device.kernels.add_one(second, counter)
+        second.synchronize(PATIENCE_S)
+        assert device.download(counter) == b"\1"
