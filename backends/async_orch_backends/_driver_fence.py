@@ -77,15 +77,35 @@ class DriverFence(Fence):
     """Done when its driver event is over. Without an event yet, it waits in its stream's queue of deferred work.
 
     Whoever blocks or asks for a notification is served by the stream's waiter thread; `query` asks the driver.
+    ``sources`` are fences of other streams that the driver waits for: if one fails, so does this, whatever the driver
+    makes of it.
     """
 
-    __slots__ = ("_callbacks", "_delivered", "_error", "_issued", "_over", "_owner", "_signal", "_watched", "event")
+    __slots__ = (
+        "_callbacks",
+        "_delivered",
+        "_error",
+        "_issued",
+        "_over",
+        "_owner",
+        "_signal",
+        "_sources",
+        "_watched",
+        "event",
+    )
 
     notifies = True
 
-    def __init__(self, owner: FenceOwner, event: NativeEvent | None, error: DeviceError | None = None) -> None:
+    def __init__(
+        self,
+        owner: FenceOwner,
+        event: NativeEvent | None,
+        error: DeviceError | None = None,
+        sources: tuple[DriverFence, ...] = (),
+    ) -> None:
         self._owner = owner
         self.event = event
+        self._sources = sources
         self._error: BaseException | None = error
         self._over = False
         self._delivered = False
@@ -101,7 +121,7 @@ class DriverFence(Fence):
             return True
         event = self.event
         if event is not None and event.query():
-            self._conclude(event.error)
+            self._conclude(event.error or self._source_error())
             return True
         given_up = self._owner.given_up
         if given_up is None:
@@ -154,6 +174,11 @@ class DriverFence(Fence):
         error = self._error
         return error if error is None or isinstance(error, DeviceError) else DeviceError(str(error))
 
+    @property
+    def passed_well(self) -> bool:
+        """Whether it is over without an error."""
+        return self.query() and self._error is None
+
     def when_issued(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when the fence has a driver event or is over, at once if that is so."""
         with self._owner.fence_lock:
@@ -162,10 +187,19 @@ class DriverFence(Fence):
                 return
         callback()
 
-    def issue(self, event: NativeEvent, error: DeviceError | None) -> list[Callable[[], None]]:
+    def trim(self) -> None:
+        """Let go of sources that are over, so that two streams waiting in turn build no endless chain."""
+        if not self.query():
+            for source in self._sources:
+                source.trim()
+
+    def issue(
+        self, event: NativeEvent, error: DeviceError | None, sources: tuple[DriverFence, ...]
+    ) -> list[Callable[[], None]]:
         """The driver was given the fence at last. Returns who wants to know, to be called without locks."""
         with self._owner.fence_lock:
             self._error = error
+            self._sources = sources
             self.event = event
             issued, self._issued = self._issued, []
             if self._watched:
@@ -201,6 +235,13 @@ class DriverFence(Fence):
             if isinstance(error, DeviceError):
                 self._owner.failed(error)
         self._over = True
+        self._sources = ()
+
+    def _source_error(self) -> DeviceError | None:
+        for source in self._sources:
+            if source.query() and source.known_error is not None:
+                return source.known_error
+        return None
 
     def _signal_when_over(self) -> threading.Event | None:
         with self._owner.fence_lock:

@@ -84,6 +84,8 @@ class DriverStream(Stream):
         self._lock = threading.Lock()
         self._deferred: deque[_Deferred] = deque()
         self._error: DeviceError | None = None
+        self._sources: list[DriverFence] = []  # waited for by the driver since the last isolation
+        self._last: NativeEvent | None = None  # of the last marker; None if something was enqueued since
         device.workers.add(self)
 
     # -- the seam ------------------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class DriverStream(Stream):
             if self._deferred:
                 self._deferred.append(work)
             elif self._error is None and self._device.lost is None:
+                self._last = None
                 work()
 
     def record(self) -> Fence:
@@ -115,7 +118,7 @@ class DriverStream(Stream):
             self._check()
             lost = self._device.lost
             if lost is None and not self._deferred:
-                return DriverFence(self, self._queue.record(), self._error)
+                return DriverFence(self, self._record(), self._error, tuple(self._sources))
             fence = DriverFence(self, None)
             if lost is None:
                 self._deferred.append(fence)
@@ -141,7 +144,20 @@ class DriverStream(Stream):
 
     def _isolate(self) -> None:
         self._error = None
+        self._sources.clear()
         self._queue.isolate()
+
+    def _record(self) -> NativeEvent:
+        event = self._last = self._queue.record()
+        return event
+
+    def idle(self) -> bool:
+        with self._lock:
+            self._check()
+            if self._deferred:
+                return False
+            last = self._last or self._record()  # a fresh marker takes the driver some time to reach
+        return last.query()
 
     def synchronize(self, timeout_s: float | None = None) -> None:
         self.record().synchronize(timeout_s)
@@ -173,6 +189,9 @@ class DriverStream(Stream):
         if isinstance(fence, DriverFence) and fence.event is not None and fence.domain == self._queue.domain:
             self._queue.wait(fence.event)
             self._error = self._error or fence.known_error
+            for source in self._sources:
+                source.trim()
+            self._sources = [*(source for source in self._sources if not source.passed_well), fence]
             return True
         return False
 
@@ -220,10 +239,11 @@ class DriverStream(Stream):
             if isinstance(op, DriverFence):
                 lost = self._device.lost
                 if lost is None:
-                    tell += op.issue(self._queue.record(), self._error)
+                    tell += op.issue(self._record(), self._error, tuple(self._sources))
                 else:
                     tell.append(partial(op.drop, lost))
             elif self._error is None and self._device.lost is None:
+                self._last = None
                 op()
         except Exception as exc:  # noqa: BLE001 - there is no caller any more; it becomes the fences' error
             error = exc if isinstance(exc, DeviceError) else DeviceError(f"stream {self.name!r}: {exc}")
@@ -275,7 +295,7 @@ class DriverStream(Stream):
 
     def _last_event(self) -> NativeEvent | None:
         try:
-            return self._queue.record()
+            return self._record()
         except DeviceError:  # a lost device takes no more markers: there is nothing to wait for
             return None
 
@@ -284,6 +304,8 @@ class DriverStream(Stream):
         if self not in self._device.workers:
             return
         self._device.workers.discard(self)
+        self._last = None
+        self._sources.clear()
         if self._device.forked:
             return
         if self._waiter.stop(deadline_ns):
