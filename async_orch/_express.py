@@ -31,7 +31,6 @@ class ExpressWay:
         self._pipeline = pipeline
         self._slots = memory.classes[0].ring
         self._staging = memory.staging
-        self._depth = pipeline.queue_depth
         # Steps that need a thread, a size class, an allocation or the end of another step take the queues.
         self.open = (
             not pipeline.serial
@@ -47,25 +46,27 @@ class ExpressWay:
             self.open
             and step.extras is None
             and not pipeline.pumping
-            and not (pipeline.build.queue or pipeline.acquire.queue or pipeline.h2d.queue or pipeline.launch.queue)
+            and not pipeline.build.queue
+            and not pipeline.acquire.queue
+            and not pipeline.h2d.queue
+            and not pipeline.launch.queue
             and not pipeline.barriers.standing
-            and bool(self._slots.free_indices)
-            and (bool(self._staging.free_indices) or not step.program.image_nbytes)
+            and self._slots.has_free()
+            and (not step.program.image_nbytes or self._staging.has_free())
         )
 
     def run(self, step: Step) -> None:
         """Build, acquire, copy and launch; retire too if the device is done at once."""
         pipeline, program = self._pipeline, step.program
-        now = pipeline.now
+        now, staging_ring, slot_ring = pipeline.now, self._staging, self._slots
         lease: Lease[Any] | None = None
         view: Any = None
 
         # build
         if program.image_nbytes:
-            lease = step.staging = self._staging.acquire_as(Lease)
-            if lease is None:
-                raise RuntimeError("express without staging: clear() was not asked")
-            staging = self._staging.items[lease.index]
+            index = staging_ring.take()
+            lease = step.staging = Lease(staging_ring, index, staging_ring.generations[index])
+            staging = staging_ring.items[index]
             view = staging.views[program.index]
         step.state = BUILDING
         start_ns = step.build_start_ns = step.accept_ns
@@ -89,13 +90,12 @@ class ExpressWay:
             nbytes = step.copy_nbytes
 
         # acquire
-        slot = step.slot = self._slots.acquire_as(Slot)
-        if slot is None:
-            raise RuntimeError("express without a slot: clear() was not asked")
-        step.slot_index, step.generation = slot.index, slot.generation
+        index = step.slot_index = slot_ring.take()
+        generation = step.generation = slot_ring.generations[index]
+        slot = step.slot = Slot(slot_ring, index, generation)
         step.state = ACQUIRED
         step.acquire_ns = step.h2d_start_ns = built_ns
-        memory = self._slots.items[slot.index]
+        memory = slot_ring.items[index]
 
         # h2d
         if lease is not None:
@@ -160,8 +160,11 @@ class ExpressWay:
         step.retire_start_ns = retire.last_fence_ns = launched_ns
         retire.read_clocks(step)
         step.state = RETIRING
+        output: Any = None
         if program.has_collect:
-            output_view = retire.view(step)
+            output_view = memory.output_view
+            if output_view is None or output_view.nbytes != nbytes:
+                output_view = retire.view(step)
             try:
                 output = program.collect(step.payload, output_view)
                 if output is not None and escapes(output, output_view):
@@ -169,6 +172,12 @@ class ExpressWay:
             except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 retire.collected(step, None, exc)
                 return
+        if slot.holds or step.state == SETTLED:
             retire.collected(step, output, None)
-        else:
-            retire.collected(step, None, None)
+            return
+        step.copy_end = step.device_end = step.output_done = step.slot = None
+        slot_ring.release(slot)
+        step.output = output
+        step.collected = True
+        step.retire_end_ns = now()
+        pipeline.settling.settle(step, "completed")

@@ -14,7 +14,7 @@ from async_orch._handle import StepHandle, StepResult
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
-    from async_orch._orchestrator import Orchestrator
+    from async_orch._submitting import Submitting
 
 __all__ = ["StepIterator"]
 
@@ -29,7 +29,7 @@ class _Window(Generic[StepT, ResultT]):
     although a feeder task still runs."""
 
     def __init__(
-        self, orchestrator: Orchestrator[StepT, ResultT], limit: int, *, chain: bool, program: str | None
+        self, orchestrator: Submitting[StepT, ResultT], limit: int, *, chain: bool, program: str | None
     ) -> None:
         self.orchestrator = orchestrator
         self.program = program
@@ -74,7 +74,7 @@ class StepIterator(Generic[StepT, ResultT]):
 
     def __init__(
         self,
-        orchestrator: Orchestrator[StepT, ResultT],
+        orchestrator: Submitting[StepT, ResultT],
         steps: Iterable[StepT] | AsyncIterable[StepT],
         *,
         chain: bool,
@@ -161,7 +161,10 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.error = exc
                     return
             try:
-                handle = submit(self._held[0], program=window.program, after=window.last)
+                if window.chain or window.program is not None:
+                    handle = submit(self._held[0], program=window.program, after=window.last)
+                else:
+                    handle = submit(self._held[0])
             except anyio.WouldBlock:
                 return
             self._held.clear()

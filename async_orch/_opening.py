@@ -57,6 +57,8 @@ class Opened:
         self.pipeline: Pipeline
         self.memory: MemoryPlan
         self.runtimes: dict[str, ProgramRuntime] = {}
+        self.plain: ProgramRuntime | None = None
+        """The only program, if its steps are alike: what a submit without arguments means."""
         self._outer = AsyncExitStack()
         self._inner = AsyncExitStack()
         self._hook_done: asyncio.Future[None] | None = None
@@ -108,6 +110,7 @@ class Opened:
             name: ProgramRuntime(name, i, program) for i, (name, program) in enumerate(self.programs.items())
         }
         runtimes = list(self.runtimes.values())
+        self.plain = runtimes[0] if len(runtimes) == 1 and not runtimes[0].has_sizes else None
         has_memory = not isinstance(backend, EngineBackend)
         memory = self.memory = MemoryPlan(config, backend, runtimes, has_memory=has_memory)
         inner.callback(memory.free)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
-from anyio.abc import TaskGroup
 
 from async_orch._barrier import inside_barrier
 from async_orch._config import OrchestratorConfig, OrchestratorOptions, resolve_config
 from async_orch._device import off_step_path
 from async_orch._engine_program import EngineProgram, unwrap
-from async_orch._handle import StepHandle, StepResult, fresh_error
-from async_orch._map import StepIterator
+from async_orch._handle import StepHandle, fresh_error
 from async_orch._opening import Opened
-from async_orch._pipeline import Pipeline
 from async_orch._program import StepProgram
 from async_orch._programs import named_programs
 from async_orch._reopening import Reopened, reopen
 from async_orch._statistics import Statistics, statistics_of
-from async_orch._submission import new_step
-from async_orch.abc import Backend, Fence
+from async_orch._submitting import Submitting
+from async_orch.abc import Backend
 from async_orch.exceptions import MisuseError, OrchestratorClosed, StepCancelled
 
 __all__ = ["Orchestrator"]
@@ -34,12 +31,8 @@ StepT = TypeVar("StepT")
 ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 
-YIELD_STEPS = 32
-YIELD_NS = 1_000_000
-"""`submit`, `run` and iteration give other tasks a turn at least this often."""
 
-
-class Orchestrator(Generic[StepT, ResultT]):
+class Orchestrator(Submitting[StepT, ResultT]):
     """Drives a device through many short steps, building and copying ahead of it.
 
     ``async with Orchestrator(program, backend="host", slots=3) as orch`` opens the backend, allocates and touches
@@ -81,17 +74,11 @@ class Orchestrator(Generic[StepT, ResultT]):
     ) -> None:
         if not isinstance(backend, str | Backend):
             raise TypeError(f"backend must be a name or an opened Backend, got {type(backend).__name__}")
-        self.config = resolve_config(config, options)
+        super().__init__(resolve_config(config, options))
         self._programs = named_programs(program, grows=self.config.grow == "high_water")
         self._backend = backend
-        self._opened: Opened | None = None
-        self._tasks: TaskGroup | None = None
         self._owner: asyncio.Task[Any] | None = None
         self._last_statistics: Statistics | None = None
-        self._used = False
-        self._pid = 0
-        self._since_yield = 0
-        self._yield_at_ns = 0
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -163,174 +150,6 @@ class Orchestrator(Generic[StepT, ResultT]):
         with anyio.move_on_after(self.config.drain_timeout_s):
             pipeline.watch_everything()
             await pipeline.wait_until(pipeline.quiet)
-
-    # -- submitting ----------------------------------------------------------------------------------------
-
-    def _pipeline(self) -> Pipeline:
-        opened = self._opened
-        if opened is None:
-            state = "closed" if self._used else "not open yet; enter it with 'async with'"
-            raise OrchestratorClosed(f"the orchestrator is {state}")
-        return opened.pipeline
-
-    def _ready(self) -> Opened:
-        """What is open, if steps may be submitted here and now."""
-        pipeline = self._pipeline()
-        opened = self._opened
-        if opened is None or not pipeline.accepting:
-            raise OrchestratorClosed("the orchestrator is being left; it accepts no more steps")
-        if os.getpid() != self._pid:
-            raise MisuseError("the orchestrator was opened before a fork; open one in this process")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        if loop is not pipeline.loop:
-            raise MisuseError(
-                "the orchestrator belongs to another event loop or thread; from a thread use an anyio BlockingPortal "
-                "of its loop: portal.call(orch.submit, step)"
-            )
-        if pipeline.failure is not None:
-            raise fresh_error(pipeline.failure)
-        self._refuse_inside_barrier()
-        return opened
-
-    def _refuse_inside_barrier(self) -> None:
-        if inside_barrier.get() is self:
-            raise MisuseError(
-                "the function of a barrier may not call back into its orchestrator: it would wait for itself"
-            )
-
-    def submit_nowait(
-        self,
-        step: StepT,
-        *,
-        step_id: Any = None,
-        program: str | None = None,
-        after: StepHandle[Any] | None = None,
-        wait_for: Sequence[Fence] = (),
-        timeout_s: float | None = None,
-        retries: int = 0,
-        attrs: Mapping[str, Any] | None = None,
-    ) -> StepHandle[ResultT]:
-        """As `submit`, but raises `anyio.WouldBlock` instead of waiting."""
-        opened = self._ready()
-        admission = opened.pipeline.admission
-        if not admission.has_room():
-            raise anyio.WouldBlock
-        accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
-        admission.accept(accepted)
-        return StepHandle(accepted)
-
-    async def submit(
-        self,
-        step: StepT,
-        *,
-        step_id: Any = None,
-        program: str | None = None,
-        after: StepHandle[Any] | None = None,
-        wait_for: Sequence[Fence] = (),
-        timeout_s: float | None = None,
-        retries: int = 0,
-        attrs: Mapping[str, Any] | None = None,
-    ) -> StepHandle[ResultT]:
-        """Wait for room, first come first served, and accept the step.
-
-        Parameters
-        ----------
-        step_id:
-            The caller's name of the step; must differ from those of other unsettled steps. Default: its seq.
-        program:
-            Which program, where the orchestrator has several.
-        after:
-            The step whose collected output `StepProgram.feed` needs, and which this one is built on.
-        wait_for:
-            Fences of other streams that the compute stream waits for before the launch.
-        timeout_s:
-            Time from acceptance after which the step is cancelled, with `StepTimeout`.
-        retries:
-            How often a ``build`` that raised is called again.
-        attrs:
-            Recorded with the step.
-
-        A cancel before the return leaves nothing behind: a step accepted meanwhile is cancelled. Raises `ValueError`
-        or `TypeError` for arguments that cannot work, `OrchestratorClosed` outside ``async with``, `MisuseError` from
-        another loop, thread or process, and after a failure of the whole `PipelineFailed` or `DeviceLost`.
-        """
-        opened = self._ready()
-        accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
-        if self.turn_used_up(accepted.submit_ns):
-            await asyncio.sleep(0)
-            self._ready()
-        pipeline = accepted.pipeline
-        if pipeline.admission.has_room():
-            pipeline.admission.accept(accepted)
-            return StepHandle(accepted)
-        future = pipeline.new_future()
-        pipeline.admission.waiting.append((future, accepted))
-        try:
-            await future
-        except BaseException:
-            if accepted.seq >= 0:
-                pipeline.settling.cancel(accepted)
-            else:
-                pipeline.admission.forget(accepted)
-            raise
-        if accepted.seq < 0:
-            raise fresh_error(pipeline.admission.refusal)
-        return StepHandle(accepted)
-
-    def turn_used_up(self, now_ns: int | None = None) -> bool:
-        """Whether the caller should let other tasks run before going on; counts as one look."""
-        if now_ns is None:
-            now_ns = self._pipeline().now()
-        self._since_yield += 1
-        if self._since_yield < YIELD_STEPS and now_ns < self._yield_at_ns:
-            return False
-        self._since_yield = 0
-        self._yield_at_ns = now_ns + YIELD_NS
-        return True
-
-    async def run(
-        self,
-        step: StepT,
-        *,
-        step_id: Any = None,
-        program: str | None = None,
-        after: StepHandle[Any] | None = None,
-        wait_for: Sequence[Fence] = (),
-        timeout_s: float | None = None,
-        retries: int = 0,
-        attrs: Mapping[str, Any] | None = None,
-    ) -> StepResult[ResultT]:
-        """One step from start to end: `submit` and await. Cancelling the call cancels the step."""
-        handle = await self.submit(
-            step,
-            step_id=step_id,
-            program=program,
-            after=after,
-            wait_for=wait_for,
-            timeout_s=timeout_s,
-            retries=retries,
-            attrs=attrs,
-        )
-        try:
-            return await handle
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
-
-    def map(
-        self, steps: Iterable[StepT] | AsyncIterable[StepT], *, chain: bool = False, program: str | None = None
-    ) -> StepIterator[StepT, ResultT]:
-        """Run steps from an iterable or async iterable; iterate the return value for results in order.
-
-        At most ``max_inflight`` steps are accepted and not yet consumed. With ``chain=True`` each step comes
-        ``after`` the one before. A failed step raises from the iteration, which can go on after it. Leaving the loop
-        early, or dropping the iterator, stops the source, removes the steps not launched and detaches the others.
-        """
-        self._ready()
-        return StepIterator(self, steps, chain=chain, program=program)
 
     # -- between steps -------------------------------------------------------------------------------------
 
@@ -408,12 +227,6 @@ class Orchestrator(Generic[StepT, ResultT]):
         if self._last_statistics is None:
             raise OrchestratorClosed("the orchestrator is not open yet; enter it with 'async with'")
         return self._last_statistics
-
-    def start_feeder(self, feed: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Run an async function that never raises in the orchestrator's task group; for `map`."""
-        if self._tasks is None or self._opened is None:
-            raise OrchestratorClosed("the orchestrator is not open")
-        self._tasks.start_soon(feed, *args, name="async_orch map source")
 
     def __repr__(self) -> str:
         names = ", ".join(type(unwrap(p)).__name__ for p in self._programs.values())

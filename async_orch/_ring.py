@@ -26,7 +26,7 @@ class Ring(Generic[ItemT]):
     ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
-    __slots__ = ("_fifo", "_generations", "_on_free", "_parked", "_quarantined", "free_indices", "items")
+    __slots__ = ("_fifo", "_free", "_on_free", "_parked", "_quarantined", "generations", "items")
 
     def __init__(
         self,
@@ -38,27 +38,35 @@ class Ring(Generic[ItemT]):
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
         self._on_free = on_free
-        self.free_indices: deque[int] = deque(range(len(items)))
-        self._generations = [0] * len(items)
+        self._free: deque[int] = deque(range(len(items)))
+        self.generations = [0] * len(items)
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
+    def take(self) -> int:
+        """The index of a free buffer, now leased at ``generations[index]``; `IndexError` if there is none."""
+        return self._free.popleft() if self._fifo else self._free.pop()
+
+    def has_free(self) -> bool:
+        """Whether a buffer can be leased now."""
+        return bool(self._free)
+
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
         """A lease, of the given class, of a free buffer; None if there is none."""
-        free = self.free_indices
+        free = self._free
         if not free:
             return None
         index = free.popleft() if self._fifo else free.pop()
-        return kind(self, index, self._generations[index])
+        return kind(self, index, self.generations[index])
 
     def owns(self, lease: Lease[ItemT]) -> bool:
         """Whether the lease is the current one of its buffer."""
-        return self._generations[lease.index] == lease.generation
+        return self.generations[lease.index] == lease.generation
 
     def release(self, lease: Lease[ItemT], fences: Sequence[Fence] = ()) -> None:
         """End a lease; the buffer is free once all ``fences`` are done. Does nothing for an ended lease."""
         index = lease.index
-        generations = self._generations
+        generations = self.generations
         if generations[index] != lease.generation:
             return
         # Only the next `acquire` hands this generation out, so the lease is stale from here on.
@@ -70,12 +78,12 @@ class Ring(Generic[ItemT]):
                 return
         if self._on_free is not None:
             self._on_free(self.items[index])
-        self.free_indices.append(index)
+        self._free.append(index)
 
     def _put_back(self, index: int) -> None:
         if self._on_free is not None:
             self._on_free(self.items[index])
-        self.free_indices.append(index)
+        self._free.append(index)
 
     def poll(self) -> bool:
         """Free the parked buffers whose fences are done; True if there was one."""
@@ -90,18 +98,18 @@ class Ring(Generic[ItemT]):
     def quarantine(self, lease: Lease[ItemT]) -> None:
         """End a lease and take its buffer out of use for good: somebody may still touch it. Idempotent."""
         if self.owns(lease):
-            self._generations[lease.index] += 1
+            self.generations[lease.index] += 1
             self._quarantined.add(lease.index)
 
     def add(self, item: ItemT) -> None:
         """One more buffer, free."""
-        self._generations.append(0)
+        self.generations.append(0)
         self.items.append(item)
-        self.free_indices.append(len(self.items) - 1)
+        self._free.append(len(self.items) - 1)
 
     def is_free(self, index: int) -> bool:
         """Whether nobody has the buffer, and no fence is awaited."""
-        return index in self.free_indices
+        return index in self._free
 
     def parked_fences(self) -> list[Fence]:
         """The fences that parked buffers still wait for."""
@@ -110,12 +118,12 @@ class Ring(Generic[ItemT]):
     @property
     def free(self) -> int:
         """Buffers that can be leased now."""
-        return len(self.free_indices)
+        return len(self._free)
 
     @property
     def leased(self) -> int:
         """Buffers leased, or parked until their last fence is done."""
-        return len(self.items) - len(self.free_indices) - len(self._quarantined)
+        return len(self.items) - len(self._free) - len(self._quarantined)
 
     @property
     def quarantined(self) -> int:
@@ -147,10 +155,10 @@ class Lease(Generic[ItemT]):
     def item(self) -> ItemT:
         """What is leased. Raises `StaleLease` after the lease has ended."""
         ring = self._ring
-        if ring._generations[self.index] != self.generation:
+        if ring.generations[self.index] != self.generation:
             raise StaleLease(
                 f"lease of buffer {self.index}, generation {self.generation}, has ended (the buffer is at "
-                f"generation {ring._generations[self.index]}); do not keep a slot after the hook it was given to"
+                f"generation {ring.generations[self.index]}); do not keep a slot after the hook it was given to"
             )
         return ring.items[self.index]
 

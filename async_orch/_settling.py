@@ -45,8 +45,9 @@ class Settling:
         step.error = error
         step.settled_ns = pipeline.now() if step.retire_end_ns == UNKNOWN else step.retire_end_ns
         del pipeline.live[step.seq]
-        if step.step_id is not step.seq:
-            pipeline.admission.named.pop(step.step_id, None)
+        named = pipeline.admission.named
+        if named and named.get(step.step_id) is step:
+            del named[step.step_id]
         if outcome == "completed":
             counts.completed += 1
         elif outcome == "failed":

@@ -1,7 +1,8 @@
-"""What a log says about the steps in it: their parts, cold and warm apart, and what bounds them.
+"""What logs say about the steps in them: their parts, cold and warm apart, and what bounds them.
 
-`analyze` does all of it for a file; `read` and `summarize` are its two halves, for code that selects among the
-records in between::
+`analyze` does all of it for some files. `read_frames` and `summarize_frames` are its two halves: between them stand
+`LogFrames`, the log in columns, for a notebook to go on from. `read` gives records one at a time, for code that
+selects among them, and `summarize` takes such records::
 
     from async_orch.analysis import read, summarize
     from async_orch.logs import StepRecord
@@ -9,17 +10,30 @@ records in between::
     steps = (record for record in read("run.jsonl") if isinstance(record, StepRecord) and record.program == "decode")
     warm = summarize(steps).group("warm")
 
-The package knows the log's schema and nothing of the engine. It reads step records (`async_orch.logs`) and
-``host-orch:`` lines, mixed with each other and with anything else.
+The package knows the log's schema and nothing of the engine. It reads step records (`async_orch.logs`),
+``host-orch:`` lines, ``[STRACE]`` spans, ``[CLOCK_ANCHOR]`` and ``bind phase=`` lines, mixed with each other and with
+anything else, as text, gzip or zstd.
 """
 
 from __future__ import annotations
 
-from async_orch.analysis._lines import MAX_LINE_NBYTES, ByteSource
+from async_orch.analysis._bubbles import Bubble, longest_bubbles
+from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
+from async_orch.analysis._figures import FIGURES
+from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
+from async_orch.analysis._lines import MAX_LINE_NBYTES
+from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._model import Setting
+from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
-from async_orch.analysis._reader import Contradiction, LogReader, Reading, Record, read
+from async_orch.analysis._pieces import Contradiction, Reading, Record
+from async_orch.analysis._reader import LogReader, read
+from async_orch.analysis._report import report_page
+from async_orch.analysis._scan import LogFrames, Scanner, read_frames
+from async_orch.analysis._sources import ByteSource, Source
+from async_orch.analysis._spans import PhaseSummary, SpanGroup
 from async_orch.analysis._summary import (
-    FIGURES,
     Analysis,
     Group,
     GroupName,
@@ -28,26 +42,65 @@ from async_orch.analysis._summary import (
     analyze,
     is_whole,
     summarize,
+    summarize_frames,
 )
+from async_orch.analysis._table import MISSING, Kind
+from async_orch.analysis._trace import MAX_TRACE_STEPS, TraceExtent, chrome_trace, strace_lines
 from async_orch.analysis._verdict import Verdict
+from async_orch.analysis._whatif import Prediction, WhatIf, WhatIfError, whatif
 
 __all__ = [
     "analyze",
+    "check",
+    "chrome_trace",
+    "compare",
+    "limits_from",
+    "longest_bubbles",
     "read",
+    "read_frames",
     "summarize",
+    "summarize_frames",
+    "whatif",
     "is_whole",
+    "report_page",
+    "strace_lines",
     "Analysis",
+    "BindPhase",
+    "Bubble",
     "ByteSource",
+    "Change",
+    "ClockAnchor",
+    "Comparison",
     "Contradiction",
     "Distribution",
     "FIGURES",
+    "Finding",
     "Group",
+    "GroupComparison",
     "GroupName",
+    "Kind",
+    "Limit",
+    "LimitError",
+    "LogFrames",
     "LogReader",
     "MAX_LINE_NBYTES",
+    "MAX_TRACE_STEPS",
+    "MISSING",
+    "Overlap",
+    "PhaseSummary",
+    "Prediction",
     "Reading",
     "Record",
     "Run",
+    "Scanner",
+    "Setting",
+    "Source",
+    "Span",
+    "SpanGroup",
+    "StepFrame",
     "Summary",
+    "TraceExtent",
     "Verdict",
+    "WhatIf",
+    "WhatIfError",
 ]

@@ -1,27 +1,21 @@
-"""The figures of each step as rows of 64-bit integers: 8 bytes a figure and step, whatever the log's size.
-
-A row holds what a record states; what follows from it (sums, bandwidths) is computed over whole columns, by the
-arithmetic of `async_orch.logs.host_orch`.
-"""
+"""The figures of a group of steps by name, in columns, whichever form the steps were logged in."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._clock import host_clock
+from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
-from async_orch.logs import HostOrch, StepRecord
+from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column
+from async_orch.logs import HostOrch
 
-__all__ = ["MISSING", "Column", "JoinedRows", "LineRows", "Rows", "StepRows"]
-
-MISSING: Final = -(2**63)
-"""Stands for a figure that a step does not have; no figure can have this value."""
-
-Column: TypeAlias = npt.NDArray[np.int64]
+__all__ = ["JoinedRows", "LineRows", "Rows", "StepRows"]
 
 
 class Rows(Protocol):
@@ -29,9 +23,79 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def column(self, name: str) -> Column:
+    def figure(self, name: str) -> Column:
         """A value a step, `MISSING` where a step does not have it; all of them, where no step of the kind does."""
         ...
+
+
+# Figures that are a field of the record under the name that a host-orch line gives it.
+_RENAMED: Final = {"orch_ns": "build_ns", "sm_ns": "h2d_sm_ns", "copy_ns": "h2d_ns"}
+_DEVICE: Final = frozenset({"device_start_ns", "device_ns", "bubble_ns", "starved_ns"})
+
+
+class StepRows:
+    """Figures of step records.
+
+    ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
+    queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
+    compares a moment on the host with one on the device is known only where both clocks are one, see `host_clock`.
+    """
+
+    def __init__(self, frame: StepFrame) -> None:
+        self.frame = frame
+        self._derived: dict[str, Callable[[], Column]] = {
+            "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
+            "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
+            "bw": lambda: rate(self.figure("copy_nbytes"), self.figure("h2d_ns")),
+            "sm_bw": lambda: rate(self._timed_sm_nbytes(), self.figure("sm_ns")),
+            "end_ns": lambda: added(self.figure("accept_ns"), self.figure("total_ns")),
+            "submit_wait_ns": lambda: between(self.figure("submit_ns"), self.figure("accept_ns")),
+            "build_wait_ns": lambda: between(self.figure("accept_ns"), self.figure("build_start_ns")),
+            "copy_wait_ns": lambda: self._on_host_clock(between(self._acquired_ns(), self.figure("h2d_start_ns"))),
+            "launch_wait_ns": lambda: between(self._acquired_ns(), self.figure("launch_start_ns")),
+            "device_wait_ns": lambda: self._on_host_clock(between(self._ready_ns(), self.figure("device_start_ns"))),
+            "retire_wait_ns": lambda: self._on_host_clock(between(self._output_ns(), self.figure("retire_start_ns"))),
+            "device_end_ns": lambda: added(self.figure("device_start_ns"), self.figure("device_ns")),
+        }
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def figure(self, name: str) -> Column:
+        """See `Rows.figure`."""
+        if name in self._derived:
+            return self._derived[name]()
+        name = _RENAMED.get(name, name)
+        if name not in FIGURE_FIELDS:
+            return np.full(len(self), MISSING, np.int64)
+        values = self.frame.column(name)
+        if name in _DEVICE:
+            timed = np.array([kind.device_clock not in (None, "none") for kind in self.frame.kinds] or [False])
+            return np.where(timed[self.frame.kind], values, MISSING)
+        return values
+
+    def stated_h2d_ns(self) -> Column:
+        """The record's own ``h2d_ns``: the copy without allocation."""
+        return self.frame.column("h2d_ns")
+
+    def _timed_sm_nbytes(self) -> Column:
+        measured = np.array([kind.h2d_split == "measured" for kind in self.frame.kinds] or [False])
+        return np.where(measured[self.frame.kind], self.frame.column("sm_nbytes"), MISSING)
+
+    def _acquired_ns(self) -> Column:
+        return added(self.figure("acquire_start_ns"), self.figure("acquire_wait_ns"))
+
+    def _ready_ns(self) -> Column:
+        """When the kernels could have started: launched, and their image there."""
+        launched, copied = self.figure("launch_start_ns"), added(self.figure("h2d_start_ns"), self.figure("copy_ns"))
+        return np.where(launched == MISSING, MISSING, np.maximum(launched, copied))
+
+    def _output_ns(self) -> Column:
+        d2h = self.figure("d2h_ns")
+        return added(self.figure("device_end_ns"), np.where(d2h == MISSING, 0, d2h))
+
+    def _on_host_clock(self, values: Column) -> Column:
+        return np.where(host_clock(self.frame), values, MISSING)
 
 
 class _Table:
@@ -55,80 +119,12 @@ class _Table:
         return np.frombuffer(self._values, dtype=np.int64)[self._index[name] :: len(self._index)].copy()
 
 
-class StepRows:
-    """Rows of step records.
-
-    ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire; the other names are those of
-    `async_orch.logs.HostOrch` and `StepRecord`.
-    """
-
-    def __init__(self) -> None:
-        self._table = _Table(
-            (
-                "orch_ns",
-                "alloc_ns",
-                "h2d_graph_ns",
-                "sm_ns",
-                "copy_ns",
-                "alloc_nbytes",
-                "copy_nbytes",
-                "timed_sm_nbytes",
-                "device_start_ns",
-                "device_ns",
-                "bubble_ns",
-                "total_ns",
-                "accept_ns",
-            )
-        )
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def add(self, record: StepRecord) -> None:
-        """Append a step's figures."""
-        clock = record.device_clock
-        timed = clock is not None and clock != "none"
-        self._table.append(
-            (
-                record.build_ns,
-                record.alloc_ns,
-                record.h2d_graph_ns,
-                record.h2d_sm_ns,
-                record.h2d_ns,
-                record.alloc_nbytes,
-                record.copy_nbytes,
-                record.sm_nbytes if record.h2d_split == "measured" else None,
-                record.device_start_ns if timed else None,
-                record.device_ns if timed else None,
-                record.bubble_ns if timed else None,
-                record.total_ns,
-                record.accept_ns,
-            )
-        )
-
-    def column(self, name: str) -> Column:
-        """See `Rows.column`."""
-        stated = self._table.column
-        match name:
-            case "graph_ns":
-                return _sum(stated("alloc_ns"), stated("h2d_graph_ns"))
-            case "h2d_ns":
-                return _sum(self.column("graph_ns"), stated("sm_ns"))
-            case "bw":
-                return _rate(stated("copy_nbytes"), self.column("h2d_ns"))
-            case "sm_bw":
-                return _rate(stated("timed_sm_nbytes"), stated("sm_ns"))
-            case "end_ns":
-                return _sum(stated("accept_ns"), stated("total_ns"))
-            case _:
-                return stated(name)
-
-
 class LineRows:
-    """Rows of ``host-orch:`` lines.
+    """Figures of ``host-orch:`` lines.
 
     ``alloc_ns``, ``copy_ns`` (the copy without allocation) and ``graph_nbytes`` are estimates, see
-    `estimate_allocation`.
+    `estimate_allocation`. ``sm_least_nbytes`` and ``sm_most_nbytes`` bound the bytes of the task table, which are not
+    on the line.
     """
 
     def __init__(self) -> None:
@@ -146,13 +142,31 @@ class LineRows:
             copy_ns = None if line.sm_ns is None else estimate.graph_copy_ns + line.sm_ns
             self._table.append((*line, estimate.alloc_ns, copy_ns, estimate.graph_nbytes))
 
-    def column(self, name: str) -> Column:
-        """See `Rows.column`; ``bw`` is computed from the line's other figures, and as printed where it cannot be."""
+    def figure(self, name: str) -> Column:
+        """See `Rows.figure`; ``bw`` is computed from the line's other figures, and as printed where it cannot be."""
         stated = self._table.column
-        if name == "bw":
-            computed = _rate(stated("copy_nbytes"), stated("h2d_ns"))
-            return np.where(computed == MISSING, stated("bw"), computed)
-        return stated(name)
+        match name:
+            case "bw":
+                computed = rate(stated("copy_nbytes"), stated("h2d_ns"))
+                return np.where(computed == MISSING, stated("bw"), computed)
+            case "sm_least_nbytes":
+                return self._sm_nbytes(0)
+            case "sm_most_nbytes":
+                return self._sm_nbytes(1)
+            case _:
+                return stated(name)
+
+    def _sm_nbytes(self, more: int) -> Column:
+        """The bytes for which ``floor(bytes x 1000 / sm_ns)`` is `sm_bw`, from ceil(sm_bw x sm_ns / 1000) on."""
+        sm_bw, sm_ns = self._table.column("sm_bw").tolist(), self._table.column("sm_ns").tolist()
+        copied = self._table.column("copy_nbytes").tolist()
+        found = np.full(len(self), MISSING, np.int64)
+        for row, (mb_per_s, nanoseconds, most) in enumerate(zip(sm_bw, sm_ns, copied, strict=True)):
+            if mb_per_s == MISSING or nanoseconds in (MISSING, 0):
+                continue
+            nbytes = -(-(mb_per_s + more) * nanoseconds // 1000) - more
+            found[row] = min(nbytes, 2**62 if most == MISSING else most)
+        return found
 
 
 class JoinedRows:
@@ -164,17 +178,30 @@ class JoinedRows:
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    def column(self, name: str) -> Column:
-        """See `Rows.column`."""
-        return np.concatenate([np.empty(0, np.int64), *(part.column(name) for part in self._parts)])
+    def figure(self, name: str) -> Column:
+        """See `Rows.figure`."""
+        return np.concatenate([np.empty(0, np.int64), *(part.figure(name) for part in self._parts)])
 
 
-def _sum(first: Column, second: Column) -> Column:
-    known = (first != MISSING) & (second != MISSING)
+def added(first: Column, second: Column) -> Column:
+    """The sum of two columns, missing where one of them is."""
+    known = _both(first, second)
     return np.where(known, np.where(known, first, 0) + np.where(known, second, 0), MISSING)
 
 
-def _rate(nbytes: Column, nanoseconds: Column) -> Column:
+def between(first: Column, second: Column) -> Column:
+    """The time from `first` to `second`, missing where one of them is, and where it would be negative."""
+    known = _both(first, second)
+    known &= second >= first
+    return np.where(known, np.where(known, second, 0) - np.where(known, first, 0), MISSING)
+
+
+def rate(nbytes: Column, nanoseconds: Column) -> Column:
     """`async_orch.logs.bandwidth_mb_per_s`; 2**53 bytes, the most a record can state, times 1000 fit 64 bits."""
-    known = (nbytes != MISSING) & (nanoseconds != MISSING) & (nanoseconds != 0)
+    known = _both(nbytes, nanoseconds) & (nanoseconds != 0)
     return np.where(known, np.where(known, nbytes, 0) * 1000 // np.where(known, nanoseconds, 1), MISSING)
+
+
+def _both(first: Column, second: Column) -> npt.NDArray[np.bool_]:
+    known: npt.NDArray[np.bool_] = (first != MISSING) & (second != MISSING)
+    return known

@@ -1,47 +1,58 @@
-"""Physical lines of a byte stream, in bounded memory whatever the stream holds."""
+"""Physical lines of a byte stream that arrives in pieces, in bounded memory whatever the stream holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
-__all__ = ["MAX_LINE_NBYTES", "ByteSource", "physical_lines"]
+__all__ = ["MAX_LINE_NBYTES", "LineSplitter"]
 
 MAX_LINE_NBYTES: Final = 1 << 20
 """A longer line is no log line; it is skipped as a whole without being held."""
 
-_CHUNK_NBYTES: Final = 1 << 20
 
+class LineSplitter:
+    """Turns pieces of a stream into blocks of whole lines.
 
-class ByteSource(Protocol):
-    """What is read from: a file opened in binary mode, a pipe, `io.BytesIO`."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-def physical_lines(source: ByteSource) -> Iterator[bytes | None]:
-    """Yield each line without its ``\\n``; None stands for a line longer than `MAX_LINE_NBYTES`.
-
-    A last line without a line end counts, an empty rest after the last line end does not.
+    A block ends with a line end, apart from the last one of a stream. None stands for a line longer than
+    `MAX_LINE_NBYTES` that did not fit what is held; a block may hold lines that are too long as well.
     """
-    carry = b""
-    dropping = False
-    while chunk := source.read(_CHUNK_NBYTES):
-        pieces = chunk.split(b"\n")
-        if dropping:
-            if len(pieces) == 1:
-                continue
-            dropping = False
+
+    def __init__(self) -> None:
+        self._carry: list[bytes] = []
+        self._carried = 0
+        self._dropping = False
+
+    def feed(self, data: bytes) -> Iterator[bytes | None]:
+        """Yield what `data` completes: at most one block, and None for a line that was too long to hold."""
+        if self._dropping:
+            end = data.find(b"\n")
+            if end < 0:
+                return
+            self._dropping = False
             yield None
-            del pieces[0]
+            data = data[end + 1 :]
+        last = data.rfind(b"\n")
+        if last < 0:
+            self._keep(data)
         else:
-            pieces[0] = carry + pieces[0]
-        carry = pieces.pop()
-        for piece in pieces:
-            yield piece if len(piece) <= MAX_LINE_NBYTES else None
-        if len(carry) > MAX_LINE_NBYTES:
-            dropping, carry = True, b""
-    if dropping:
-        yield None
-    elif carry:
-        yield carry
+            block = b"".join((*self._carry, data[: last + 1]))
+            self._carry, self._carried = [], 0
+            self._keep(data[last + 1 :])
+            yield block
+
+    def end(self) -> Iterator[bytes | None]:
+        """Yield what is left: a last line without a line end. The next piece starts another stream."""
+        rest, dropping = b"".join(self._carry), self._dropping
+        self._carry, self._carried, self._dropping = [], 0, False
+        if dropping:
+            yield None
+        elif rest:
+            yield rest
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._carry.append(data)
+            self._carried += len(data)
+        if self._carried > MAX_LINE_NBYTES:
+            self._carry, self._carried, self._dropping = [], 0, True

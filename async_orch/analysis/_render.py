@@ -1,73 +1,88 @@
-"""An analysis as a table in the shape of a ``host-orch:`` line, and as one JSON object."""
+"""An analysis as a table in the shape of a ``host-orch:`` line, as markdown, CSV and one JSON object."""
 
 from __future__ import annotations
 
+import csv
+import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._percentiles import Distribution
-from async_orch.analysis._reader import Reading, Record
+from async_orch.analysis._pieces import Reading, Record
 from async_orch.analysis._summary import Analysis, Group, Run, is_whole
-from async_orch.analysis._units import bandwidth, duration, duration_number, share, size
-from async_orch.logs import HostOrch, host_orch_line
+from async_orch.analysis._text_table import aligned
+from async_orch.analysis._units import duration, duration_number, in_unit, share
+from async_orch.logs import HostOrch, StepRecord, host_orch_line
 
-__all__ = ["as_json", "as_table", "host_orch_lines", "reading_line"]
+__all__ = [
+    "Table",
+    "as_csv",
+    "as_json",
+    "as_markdown",
+    "as_table",
+    "document",
+    "group_table",
+    "host_orch_lines",
+    "reading_line",
+]
 
-# The rows of the table: the figures of the report's line in its order, then what only step records know.
-_ROWS: Final[tuple[tuple[str, str, Callable[[int], str]], ...]] = (
-    ("orch", "orch_ns", duration),
-    ("H2D", "h2d_ns", duration),
-    ("  graph", "graph_ns", duration),
-    ("  sm", "sm_ns", duration),
-    ("alloc", "alloc_nbytes", size),
-    ("copy", "copy_nbytes", size),
-    ("bw", "bw", bandwidth),
-    ("sm_bw", "sm_bw", bandwidth),
-    ("alloc time", "alloc_ns", duration),
-    ("copy time", "copy_ns", duration),
-    ("device", "device_ns", duration),
-    ("bubble", "bubble_ns", duration),
-    ("accept to end", "total_ns", duration),
-    ("step to step", "step_ns", duration),
-)
 _REPORT_ROWS: Final = frozenset({"orch_ns", "h2d_ns", "alloc_nbytes", "copy_nbytes", "bw", "sm_bw"})
 _PERCENTILES: Final = ("p50", "p90", "p99", "max")
 _MAX_RUNS_SHOWN: Final = 20
 _WIDTH: Final = 100  # of running text
 
+Table = list[list[str]]
+
 
 def as_table(analysis: Analysis, name: str) -> str:
     """Text for a terminal, ending with a line end; `name` says where the log came from."""
+    return "\n".join(_document(analysis, name, _text_table)) + "\n"
+
+
+def as_markdown(analysis: Analysis, name: str) -> str:
+    """The same as `as_table`, with markdown tables."""
+    return "\n".join(_document(analysis, name, _markdown_table)) + "\n"
+
+
+def _document(analysis: Analysis, name: str, render: Callable[[Table], Iterator[str]]) -> list[str]:
+    summary = analysis.summary
     lines = [f"{name}: {reading_line(analysis.reading)}"]
+    lines += analysis.reading.damaged
     lines += _contradictions(analysis.reading)
-    events = analysis.summary.events
-    if events:
-        lines.append("steps: " + ", ".join(f"{count} {event.removeprefix('step.')}" for event, count in events.items()))
-    runs = analysis.summary.runs
-    several = len(runs) > 1  # runs may differ in mode and size, so their steps are not shown as one
-    for run in runs[:_MAX_RUNS_SHOWN]:
-        lines += ["", _run(run, analysis.reading.modes.get(run.run_id))]
+    if summary.events:
+        counts = (f"{count} {event.removeprefix('step.')}" for event, count in summary.events.items())
+        lines.append("steps: " + ", ".join(counts))
+    several = len(summary.runs) > 1  # runs may differ in mode and size, so their steps are not shown as one
+    for run in summary.runs[:_MAX_RUNS_SHOWN]:
+        lines += ["", *_run(run)]
         for group in run.groups if several else ():
-            lines += ["", *_group(group)]
-    if len(runs) > _MAX_RUNS_SHOWN:
-        lines += ["", f"... and {len(runs) - _MAX_RUNS_SHOWN} more runs; --format json shows them"]
-    for group in analysis.summary.groups:
+            lines += ["", *_group(group, render)]
+    if len(summary.runs) > _MAX_RUNS_SHOWN:
+        lines += ["", f"... and {len(summary.runs) - _MAX_RUNS_SHOWN} more runs; --format json shows them"]
+    for group in summary.groups:
         if group.name == "unmarked" or not several:
-            lines += ["", *_group(group)]
-    return "\n".join(lines) + "\n"
+            lines += ["", *_group(group, render)]
+    lines += _spans(analysis, render)
+    lines += _phases(analysis, render)
+    return lines
 
 
 def reading_line(reading: Reading) -> str:
     """What was read and what was skipped, by kind, in one line."""
-    read = [
-        f"{count} {what}{'s' if count != 1 else ''}"
-        for count, what in ((reading.steps, "step record"), (reading.host_orch_lines, "host-orch line"))
-        if count
-    ]
-    text = f"{' and '.join(read) or 'nothing'} read from {reading.lines} line{'s' if reading.lines != 1 else ''}"
+    counted = (
+        (reading.steps, "step record"),
+        (reading.host_orch_lines, "host-orch line"),
+        (reading.spans, "span"),
+        (reading.bind_phases, "bind phase"),
+        (reading.clock_anchors, "clock anchor"),
+    )
+    read = [f"{count} {what}{'s' if count != 1 else ''}" for count, what in counted if count]
+    listed = ", ".join([*read[:-2], " and ".join(read[-2:])]) if read else "nothing"
+    text = f"{listed} read from {reading.lines} line{'s' if reading.lines != 1 else ''}"
     if reading.other_events:
         text += f", {reading.other_events} other event{'s' if reading.other_events != 1 else ''} passed over"
     if reading.skipped:
@@ -87,84 +102,175 @@ def _contradictions(reading: Reading) -> Iterator[str]:
             yield "  ..."
 
 
-def _group(group: Group) -> Iterator[str]:
+def group_table(group: Group) -> tuple[str, Table]:
+    """A group's title and its figures as text; a single step has one column of values."""
     note = ""
     if group.name == "cold":
         note = " (" + ", ".join(f"{count} {reason}" for reason, count in group.cold_reasons.items()) + ")"
     elif group.name == "unmarked":
         note = " (host-orch lines do not say cold or warm)"
-    yield f"{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
+    title = f"{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
     single = group.steps == 1
-    table: list[list[str]] = [] if single else [["", "n", *_PERCENTILES]]
-    for label, figure, unit in _ROWS:
-        known = group.figures.get(figure)
-        if single and label.startswith(" "):
+    table: Table = [["", "value"]] if single else [["", "n", *_PERCENTILES]]
+    for spec in SPECS:
+        known = group.figures.get(spec.name)
+        if single and spec.label.startswith(" "):
             continue  # one step shows graph and sm in brackets only
-        if known is None:
-            if figure in _REPORT_ROWS:
-                table.append([label, "-"] if single else [label, "0", *("-" for _ in _PERCENTILES)])
-            continue
-        cells = _cells(known, unit, ("p50",) if single else _PERCENTILES)
-        if figure == "h2d_ns" and group.h2d_at_p50 is not None:
-            _, graph, sm = group.h2d_at_p50
-            cells[0] += f" ({duration_number(graph)} + {duration_number(sm)})"
-        table.append([label, *cells] if single else [label, str(known.count), *cells])
-    yield from _aligned(table, right=not single)
+        if known is not None:
+            table.append(_row(group, spec, known, single=single))
+        elif spec.name in _REPORT_ROWS:
+            table.append([spec.label, "-"] if single else [spec.label, "0", *("-" for _ in _PERCENTILES)])
+        if spec.name == "sm_bw" and group.sm_nbytes_range is not None:
+            least, most = group.sm_nbytes_range
+            cells = [f"{least} to {most} B"]
+            table.append(["sm_bytes", *cells] if single else ["sm_bytes", "", *cells, "", "", ""])
+    return title, table
+
+
+def _group(group: Group, render: Callable[[Table], Iterator[str]]) -> Iterator[str]:
+    title, table = group_table(group)
+    yield title
+    yield from render(table)
     verdict = "none, the figures for it are missing" if group.verdict is None else group.verdict.text
     yield from textwrap.wrap(f"verdict: {verdict}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
-def _cells(known: Distribution, unit: Callable[[int], str], percentiles: tuple[str, ...]) -> list[str]:
+def _row(group: Group, spec: Spec, known: Distribution, *, single: bool) -> list[str]:
+    cells = _cells(known, spec.unit, ("p50",) if single else _PERCENTILES)
+    if spec.name == "h2d_ns" and group.h2d_at_p50 is not None:
+        _, graph, sm = group.h2d_at_p50
+        cells[0] += f" ({duration_number(graph)} + {duration_number(sm)})"
+    return [spec.label, *cells] if single else [spec.label, str(known.count), *cells]
+
+
+def _cells(known: Distribution, unit: str, percentiles: tuple[str, ...]) -> list[str]:
     values = {"p50": known.p50, "p90": known.p90, "p99": known.p99, "max": known.max}
-    return [unit(values[percentile]) for percentile in percentiles]
+    return [in_unit(values[percentile], unit) for percentile in percentiles]
 
 
-def _aligned(table: list[list[str]], *, right: bool) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for first, *rest in table:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width) for cell, width in zip(rest, widths[1:], strict=True)
-        ]
-        yield "  " + "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+def _text_table(table: Table) -> Iterator[str]:
+    single = len(table[0]) == 2
+    if single:
+        table = table[1:]
+    yield from aligned(table, left=(0, 1) if single else (0,))
 
 
-def _run(run: Run, mode: str | None) -> str:
-    text = f"run {run.run_id} on {run.device}{f', {mode}' if mode else ''}: "
+def _markdown_table(table: Table) -> Iterator[str]:
+    head, *rows = table
+    yield ""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" + "---:|" * (len(head) - 1)
+    for first, *rest in rows:
+        label = ("&nbsp;&nbsp;" + first.strip()) if first.startswith(" ") else first
+        yield "| " + " | ".join([label, *rest]) + " |"
+    yield ""
+
+
+def _run(run: Run) -> Iterator[str]:
+    text = f"run {run.run_id} on {run.device}{f', {run.mode}' if run.mode else ''}: "
     text += f"{run.steps} step{'s' if run.steps != 1 else ''}, device "
     if run.device_idle_share is None or run.device_window_ns is None or run.device_busy_ns is None:
-        return text + "idle share not known"
-    return (
-        text + f"idle {share(run.device_idle_share)} "
-        f"(busy {duration(run.device_busy_ns)} of {duration(run.device_window_ns)})"
-    )
+        text += "idle share not known"
+    else:
+        starved = "" if run.device_starved_share is None else f", {share(run.device_starved_share)} starved"
+        text += (
+            f"idle {share(run.device_idle_share)}{starved} "
+            f"(busy {duration(run.device_busy_ns)} of {duration(run.device_window_ns)})"
+        )
+    yield text
+    if run.missing_steps:
+        yield f"  {run.missing_steps} step{'s' if run.missing_steps != 1 else ''} without an end in the log"
+    if run.overlap is not None:
+        loads = ", ".join(f"{name} {duration(load)}" for name, load in run.overlap.resources.items())
+        yield (
+            f"  overlap {share(run.overlap.efficiency)}: bound {duration(run.overlap.bound_ns)} a step by the "
+            f"{run.overlap.critical} ({run.overlap.critical_stage}), measured {duration(run.overlap.measured_ns)}; "
+            f"{loads}"
+        )
+
+
+def _spans(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Iterator[str]:
+    spans, rootless = analysis.summary.spans, analysis.summary.rootless_invocations
+    if not spans:
+        return
+    note = f" ({rootless} invocations without their root span)" if rootless else ""
+    yield from ("", f"spans: {analysis.reading.spans}{note}")
+    table: Table = [["", "n", *_PERCENTILES]]
+    for item in spans:
+        label = item.name + (" (device clock)" if item.device_clock else "")
+        table.append([label, str(item.dur_ns.count), *_cells(item.dur_ns, "ns", _PERCENTILES)])
+    yield from render(table)
+
+
+def _phases(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Iterator[str]:
+    phases = analysis.summary.phases
+    if phases is None:
+        return
+    note = f" ({phases.open_phases} phases of passes that were not closed)" if phases.open_phases else ""
+    yield from ("", f"bind phases: {phases.passes} pass{'es' if phases.passes != 1 else ''}{note}")
+    table: Table = [["", "n", *_PERCENTILES]]
+    for name, known in phases.phases.items():
+        table.append([name, str(known.count), *_cells(known, "ns", _PERCENTILES)])
+    if phases.control_plane_ns is not None:
+        known = phases.control_plane_ns
+        table.append(["control plane", str(known.count), *_cells(known, "ns", _PERCENTILES)])
+        yield from render(table)
 
 
 def host_orch_lines(records: Iterable[Record]) -> Iterator[str]:
     """Each step that ran to its end as a ``host-orch:`` line with its line end; lines read as such are repeated."""
     for record in records:
-        if is_whole(record):
-            yield (record.line() if isinstance(record, HostOrch) else host_orch_line(record)) + "\n"
+        if isinstance(record, HostOrch):
+            yield record.line() + "\n"
+        elif isinstance(record, StepRecord) and is_whole(record):
+            yield host_orch_line(record) + "\n"
 
 
-def as_json(analysis: Analysis, name: str) -> str:
-    """One JSON object on one line, ending with a line end: durations in ns, sizes in bytes, shares from 0 to 1.
+def as_csv(analysis: Analysis) -> str:
+    """A line for each run, group and figure, behind a line of headings; runs first, then the joined groups."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ("count", "min", "p50", "p90", "p99", "max", "sum")
+    writer.writerow(("run_id", "device", "mode", "group", "figure", "unit", *columns))
+    parts: list[tuple[tuple[str, str, str], Group]] = [
+        ((run.run_id, run.device, run.mode or ""), group) for run in analysis.summary.runs for group in run.groups
+    ]
+    parts += [(("", "", ""), group) for group in analysis.summary.groups]
+    for where, group in parts:
+        for spec in SPECS:
+            known = group.figures.get(spec.name)
+            if known is not None:
+                values = (getattr(known, column) for column in columns)
+                writer.writerow((*where, group.name, spec.name, spec.unit, *values))
+    return text.getvalue()
 
-    Its keys are the attributes of `Analysis` and what it holds, with each run's ``device_idle_share`` and ``mode``.
-    """
+
+def document(analysis: Analysis, name: str) -> dict[str, Any]:
+    """The analysis in plain containers: the content of `as_json`."""
     summary = analysis.summary
     runs = [
         {
             **msgspec.to_builtins(run),
             "device_idle_share": run.device_idle_share,
-            "mode": analysis.reading.modes.get(run.run_id),
+            "device_starved_share": run.device_starved_share,
         }
         for run in summary.runs
     ]
-    document = {
+    return {
         "source": name,
         "reading": {**msgspec.to_builtins(analysis.reading), "records": analysis.reading.records},
         "events": summary.events,
-        "groups": summary.groups,
+        "groups": msgspec.to_builtins(summary.groups),
         "runs": runs,
+        "spans": msgspec.to_builtins(summary.spans),
+        "rootless_invocations": summary.rootless_invocations,
+        "phases": msgspec.to_builtins(summary.phases),
     }
-    return msgspec.json.encode(document).decode() + "\n"
+
+
+def as_json(analysis: Analysis, name: str) -> str:
+    """One JSON object on one line, ending with a line end: durations in ns, sizes in bytes, shares from 0 to 1.
+
+    Its keys are the attributes of `Analysis` and what it holds, with each run's shares of idle and starved time.
+    """
+    return msgspec.json.encode(document(analysis, name)).decode() + "\n"

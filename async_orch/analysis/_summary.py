@@ -1,51 +1,45 @@
-"""From records to figures: one group of steps each for cold, warm and unmarked, and one entry a run."""
+"""From frames to figures: one group of steps each for cold, warm and unmarked, and one entry a run."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
-from async_orch.analysis._columns import MISSING, Column, JoinedRows, LineRows, Rows, StepRows
-from async_orch.analysis._lines import ByteSource
+from async_orch.analysis._columns import JoinedRows, Rows, StepRows
+from async_orch.analysis._figures import FIGURES, LINE_FIGURES
+from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
 from async_orch.analysis._percentiles import Distribution, distribution, rank_index
-from async_orch.analysis._reader import Reading, Record, read
+from async_orch.analysis._pieces import Reading, Record
+from async_orch.analysis._scan import LogFrames, Scanner, read_frames
+from async_orch.analysis._sources import Source
+from async_orch.analysis._spans import PhaseSummary, SpanGroup, summarize_phases, summarize_spans
+from async_orch.analysis._table import MISSING, Column
 from async_orch.analysis._timeline import device_time, step_intervals
+from async_orch.analysis._unique import missing_steps
 from async_orch.analysis._verdict import Verdict, verdict_of
 from async_orch.logs import HostOrch, StepRecord
 
-__all__ = ["Analysis", "FIGURES", "Group", "GroupName", "Run", "Summary", "analyze", "is_whole", "summarize"]
+__all__ = [
+    "Analysis",
+    "Group",
+    "GroupName",
+    "Run",
+    "Summary",
+    "analyze",
+    "grouped",
+    "is_whole",
+    "summarize",
+    "summarize_frames",
+]
 
 GroupName = Literal["cold", "warm", "unmarked"]
 
-FIGURES: Final = (
-    "orch_ns",
-    "h2d_ns",
-    "graph_ns",
-    "sm_ns",
-    "alloc_nbytes",
-    "copy_nbytes",
-    "bw",
-    "sm_bw",
-    "alloc_ns",
-    "copy_ns",
-    "device_ns",
-    "bubble_ns",
-    "total_ns",
-    "step_ns",
-)
-"""Names of the figures of a group.
-
-Those of a ``host-orch:`` line come first, see `async_orch.logs.HostOrch`; ``bw`` is always computed from the others.
-The rest only step records have: ``alloc_ns``, ``copy_ns`` (the copy alone, so ``h2d_ns`` is their sum), the times of
-`async_orch.logs.StepRecord`, and ``step_ns``, the time from the end of the step before to the end of this one.
-"""
-
-_LINE_FIGURES: Final = FIGURES[: FIGURES.index("alloc_ns")]
+_WHOLE_EVENTS = frozenset({"step.completed", "step.detached"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,9 @@ class Group:
     ``cold`` steps paid a one-time cost (``cold_reasons`` counts which), ``warm`` steps did not, ``unmarked`` are
     ``host-orch:`` lines, which do not say. ``figures`` holds a `Distribution` for each of `FIGURES` that at least
     one step has. ``h2d_at_p50`` is (H2D, graph, sm) in ns of the step whose H2D is the p50, None where it lacks
-    one of them. ``verdict`` is None where the figures for it are missing.
+    one of them. ``sm_nbytes_range`` bounds the bytes of the task table of the line whose ``sm_bw`` is the p50: the
+    line does not hold them, only what follows from its rounded rate. ``verdict`` is None where the figures for it
+    are missing.
     """
 
     name: GroupName
@@ -63,6 +59,7 @@ class Group:
     cold_reasons: dict[str, int]
     figures: dict[str, Distribution]
     h2d_at_p50: tuple[int, int, int] | None
+    sm_nbytes_range: tuple[int, int] | None
     verdict: Verdict | None
 
 
@@ -70,17 +67,23 @@ class Group:
 class Run:
     """One run of an orchestrator on one device, as far as the log holds it.
 
-    ``steps``: terminal events of any kind. ``groups``: its cold and its warm steps. ``device_window_ns``: from the
-    first kernel's start to the last one's end. ``device_busy_ns``: how long of that kernels ran. Both are None unless
-    two steps or more were timed.
+    ``mode`` is None where the log lacks the run's ``orchestrator.opened``. ``steps``: terminal events of any kind.
+    ``missing_steps``: gaps in ``seq``, steps whose end is not in the log. ``groups``: its cold and its warm steps.
+    ``device_window_ns``: from the first kernel's start to the last one's end. ``device_busy_ns``: how long of that
+    kernels ran. ``device_starved_ns``: how long of it the device waited for the caller. All are None unless two steps
+    or more were timed. ``overlap``: its rate against the bound, None where that is not known.
     """
 
     run_id: str
     device: str
+    mode: str | None
     steps: int
+    missing_steps: int
     groups: tuple[Group, ...]
     device_window_ns: int | None
     device_busy_ns: int | None
+    device_starved_ns: int | None
+    overlap: Overlap | None
 
     @property
     def device_idle_share(self) -> float | None:
@@ -89,6 +92,13 @@ class Run:
             return None
         return 1 - self.device_busy_ns / self.device_window_ns
 
+    @property
+    def device_starved_share(self) -> float | None:
+        """The part of the window, 0 to 1, in which the device waited for the caller; None if unknown."""
+        if self.device_starved_ns is None or not self.device_window_ns:
+            return None
+        return self.device_starved_ns / self.device_window_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -96,12 +106,16 @@ class Summary:
 
     Where runs differ, in mode or in size, each run's own groups are the ones to look at. Groups are made of steps that
     went the whole way, ``step.completed`` and ``step.detached``. Failed and cancelled steps are counted, and their
-    kernels keep the device busy; their other figures are left out.
+    kernels keep the device busy; their other figures are left out. ``spans`` groups ``[STRACE]`` spans by name,
+    ``rootless_invocations`` counts those whose root span is not in the log; ``phases`` sums ``bind phase=`` lines.
     """
 
     events: dict[str, int]
     groups: tuple[Group, ...]
     runs: tuple[Run, ...]
+    spans: tuple[SpanGroup, ...] = ()
+    rootless_invocations: int = 0
+    phases: PhaseSummary | None = None
 
     def group(self, name: GroupName) -> Group | None:
         """The group of that name, or None if it has no steps."""
@@ -110,83 +124,132 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What was read from one source, and what it amounts to."""
+    """What was read from one or more sources, and what it amounts to."""
 
     reading: Reading
     summary: Summary
 
 
 def is_whole(record: Record) -> bool:
-    """Whether a record's figures enter a group: the step ran to its end, whether or not anyone wanted the result."""
-    return isinstance(record, HostOrch) or record.event in {"step.completed", "step.detached"}
+    """Whether a record's figures enter a group: a ``host-orch:`` line, or a step that ran to its end."""
+    return isinstance(record, HostOrch) or (isinstance(record, StepRecord) and record.event in _WHOLE_EVENTS)
 
 
 def summarize(records: Iterable[Record]) -> Summary:
-    """Summarize step records and ``host-orch:`` lines, in any order, in one pass.
+    """Summarize records in any order, in one pass.
 
-    It keeps 8 bytes for each of some 14 figures a step, and nothing else that grows with the number of steps.
+    It keeps at most 8 bytes for each integer field of a step, and nothing else that grows with the number of steps.
+    A log as a whole is summarized several times faster by `analyze`.
     """
-    runs: dict[tuple[str, str], _RunRows] = {}
-    unmarked = LineRows()
+    scanner = Scanner()
+    scanner.add(records)
+    return summarize_frames(scanner.frames())
+
+
+def summarize_frames(frames: LogFrames) -> Summary:
+    """Summarize what `read_frames` gave."""
+    steps = frames.steps
+    per_kind = np.bincount(steps.kind, minlength=len(steps.kinds)) if len(steps) else np.zeros(0, np.int64)
     events: Counter[str] = Counter()
-    for record in records:
-        if not isinstance(record, StepRecord):
-            unmarked.add(record)
-            continue
-        key = (record.run_id, record.device)
-        rows = runs.get(key)
-        if rows is None:
-            rows = runs[key] = _RunRows()
-        events[record.event] += 1
-        if not is_whole(record):
-            rows.unfinished.add(record)
-        elif record.cold_reason is None:
-            rows.warm.add(record)
-        else:
-            rows.cold_reasons[record.cold_reason] += 1
-            rows.cold.add(record)
-    run_summaries = tuple(_run(run_id, device, rows) for (run_id, device), rows in runs.items())
-    single = len(run_summaries) == 1
-    joined = run_summaries[0].groups if single else _with_steps(*_cold_and_warm(list(runs.values())))
+    for kind, count in zip(steps.kinds, per_kind.tolist(), strict=True):
+        events[kind.event] += count
+    keys = list(dict.fromkeys((kind.run_id, kind.device) for kind in steps.kinds))
+    parts = [_RunParts(steps, run_id, device, frames.opened.get(run_id)) for run_id, device in keys]
+    parts = [part for part in parts if part.steps]
+    runs = tuple(part.summary() for part in parts)
+    joined = runs[0].groups if len(runs) == 1 else _cold_and_warm(parts)
+    spans, rootless = summarize_spans(frames.spans)
     return Summary(
-        events=dict(sorted(events.items())),
-        groups=joined + _with_steps(_group("unmarked", unmarked)),
-        runs=run_summaries,
+        events=dict(sorted((event, count) for event, count in events.items() if count)),
+        groups=joined + _with_steps(_group("unmarked", frames.host_orch)),
+        runs=runs,
+        spans=spans,
+        rootless_invocations=rootless,
+        phases=summarize_phases(frames.phases),
     )
 
 
-class _RunRows:
-    def __init__(self) -> None:
-        self.cold, self.warm, self.unfinished = StepRows(), StepRows(), StepRows()
-        self.cold_reasons: Counter[str] = Counter()
+def grouped(frames: LogFrames) -> dict[GroupName, tuple[Rows, Column]]:
+    """The figures of each group that has steps, all runs joined, and its times from step to step."""
+    keys = dict.fromkeys((kind.run_id, kind.device) for kind in frames.steps.kinds)
+    parts = [_RunParts(frames.steps, run_id, device, None) for run_id, device in keys]
+    nothing = np.empty(0, np.int64)
+    groups: dict[GroupName, tuple[Rows, Column]] = {
+        "cold": (
+            JoinedRows([part.cold for part in parts]),
+            np.concatenate([nothing, *(part.intervals[0] for part in parts)]),
+        ),
+        "warm": (
+            JoinedRows([part.warm for part in parts]),
+            np.concatenate([nothing, *(part.intervals[1] for part in parts)]),
+        ),
+        "unmarked": (frames.host_orch, nothing),
+    }
+    return {name: group for name, group in groups.items() if len(group[0])}
 
 
-def _run(run_id: str, device: str, rows: _RunRows) -> Run:
-    parts = (rows.cold, rows.warm, rows.unfinished)
-    window_ns, busy_ns = device_time(parts) or (None, None)
-    return Run(run_id, device, sum(map(len, parts)), _with_steps(*_cold_and_warm([rows])), window_ns, busy_ns)
+class _RunParts:
+    """The steps of one run, divided."""
+
+    def __init__(self, steps: StepFrame, run_id: str, device: str, opened: dict[str, object] | None) -> None:
+        self.run_id, self.device, self.opened = run_id, device, opened
+        self.frame = steps.where(lambda kind: kind.run_id == run_id and kind.device == device)
+        self.steps = len(self.frame)
+        self.cold = StepRows(
+            self.frame.where(lambda kind: kind.event in _WHOLE_EVENTS and kind.cold_reason is not None)
+        )
+        self.warm = StepRows(self.frame.where(lambda kind: kind.event in _WHOLE_EVENTS and kind.cold_reason is None))
+        self.intervals = step_intervals((self.cold, self.warm))
+
+    def cold_reasons(self) -> Counter[str]:
+        frame = self.cold.frame
+        counts = np.bincount(frame.kind, minlength=len(frame.kinds)).tolist() if len(frame) else []
+        reasons: Counter[str] = Counter()
+        for kind, count in zip(frame.kinds, counts, strict=False):
+            if count and kind.cold_reason is not None:
+                reasons[kind.cold_reason] += count
+        return reasons
+
+    def summary(self) -> Run:
+        everything = StepRows(self.frame)
+        window_ns, busy_ns = device_time([everything]) or (None, None)
+        starved = everything.figure("starved_ns")
+        starved = starved[starved != MISSING]
+        config = self.opened.get("config") if self.opened else None
+        mode = config.get("mode") if isinstance(config, dict) else None
+        # Where every step is cold, as in naive mode, those are the run.
+        use, intervals = (self.warm, self.intervals[1]) if len(self.warm) else (self.cold, self.intervals[0])
+        return Run(
+            self.run_id,
+            self.device,
+            mode if isinstance(mode, str) else None,
+            self.steps,
+            missing_steps(self.frame),
+            _cold_and_warm([self]),
+            window_ns,
+            busy_ns,
+            None if window_ns is None or not len(starved) else int(starved.sum()),
+            overlap_of(use, intervals, workers_of(self.opened)),
+        )
 
 
 def _with_steps(*groups: Group) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.steps)
 
 
-def _cold_and_warm(runs: Sequence[_RunRows]) -> tuple[Group, Group]:
-    intervals = [step_intervals((rows.cold, rows.warm)) for rows in runs]
-    cold_reasons = sum((rows.cold_reasons for rows in runs), Counter[str]())
+def _cold_and_warm(runs: list[_RunParts]) -> tuple[Group, ...]:
+    cold_reasons = sum((run.cold_reasons() for run in runs), Counter[str]())
     nothing = np.empty(0, np.int64)
-    return (
+    cold: Rows = runs[0].cold if len(runs) == 1 else JoinedRows([run.cold for run in runs])
+    warm: Rows = runs[0].warm if len(runs) == 1 else JoinedRows([run.warm for run in runs])
+    return _with_steps(
         _group(
             "cold",
-            JoinedRows([rows.cold for rows in runs]),
-            step_ns=np.concatenate([nothing, *(cold for cold, _ in intervals)]),
-            cold_reasons=dict(cold_reasons.most_common()),
+            cold,
+            np.concatenate([nothing, *(run.intervals[0] for run in runs)]),
+            dict(cold_reasons.most_common()),
         ),
-        _group(
-            "warm",
-            JoinedRows([rows.warm for rows in runs]),
-            step_ns=np.concatenate([nothing, *(warm for _, warm in intervals)]),
-        ),
+        _group("warm", warm, np.concatenate([nothing, *(run.intervals[1] for run in runs)])),
     )
 
 
@@ -194,8 +257,8 @@ def _group(
     name: GroupName, rows: Rows, step_ns: Column | None = None, cold_reasons: dict[str, int] | None = None
 ) -> Group:
     figures: dict[str, Distribution] = {}
-    for figure in _LINE_FIGURES if name == "unmarked" else FIGURES[:-1]:
-        values = rows.column(figure)
+    for figure in LINE_FIGURES if name == "unmarked" else FIGURES[:-1]:
+        values = rows.figure(figure)
         known = distribution(values[values != MISSING])
         if known is not None:
             figures[figure] = known
@@ -208,27 +271,41 @@ def _group(
         cold_reasons=cold_reasons or {},
         figures=figures,
         h2d_at_p50=_h2d_at_p50(rows),
-        verdict=verdict_of(rows, estimated=name == "unmarked"),
+        sm_nbytes_range=_sm_nbytes_range(rows) if name == "unmarked" else None,
+        verdict=verdict_of(rows, estimated=name == "unmarked", intervals=step_ns),
     )
 
 
-def _h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:
-    h2d = rows.column("h2d_ns")
-    known = np.flatnonzero(h2d != MISSING)
+def _step_at_p50(values: Column) -> int | None:
+    known = np.flatnonzero(values != MISSING)
     if len(known) == 0:
         return None
-    order = np.argsort(h2d[known], kind="stable")
-    step = known[order[rank_index(50, len(known))]]
-    graph, sm = int(rows.column("graph_ns")[step]), int(rows.column("sm_ns")[step])
+    rank = rank_index(50, len(known))
+    return int(known[np.argsort(values[known], kind="stable")[rank]])
+
+
+def _h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:
+    h2d = rows.figure("h2d_ns")
+    step = _step_at_p50(h2d)
+    if step is None:
+        return None
+    graph, sm = int(rows.figure("graph_ns")[step]), int(rows.figure("sm_ns")[step])
     return None if MISSING in (graph, sm) else (int(h2d[step]), graph, sm)
 
 
-def analyze(source: str | os.PathLike[str] | ByteSource) -> Analysis:
-    """Read and summarize a log: a path, or anything with ``read(size) -> bytes``.
+def _sm_nbytes_range(rows: Rows) -> tuple[int, int] | None:
+    step = _step_at_p50(rows.figure("sm_bw"))
+    if step is None:
+        return None
+    least, most = int(rows.figure("sm_least_nbytes")[step]), int(rows.figure("sm_most_nbytes")[step])
+    return None if MISSING in (least, most) or most < least else (least, most)
 
-    Raises `OSError` if it cannot be opened or read. A log that holds nothing of use gives a `Summary` without
+
+def analyze(*sources: Source) -> Analysis:
+    """Read and summarize logs: paths, or anything with ``read(size) -> bytes``; gzip and zstd as well as text.
+
+    Raises `OSError` if one cannot be opened or read. Logs that hold nothing of use give a `Summary` without
     groups and events.
     """
-    reader = read(source)
-    summary = summarize(reader)
-    return Analysis(reader.reading, summary)
+    frames = read_frames(*sources)
+    return Analysis(frames.reading, summarize_frames(frames))

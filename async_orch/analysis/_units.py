@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bandwidth", "duration", "duration_number", "share", "size"]
+__all__ = ["bandwidth", "duration", "duration_number", "in_unit", "share", "size"]
 
 
 def _rounded(value: int, unit: int, decimals: int) -> str:
@@ -40,3 +40,8 @@ def bandwidth(mb_per_s: int) -> str:
 def share(part: float) -> str:
     """A part of one in percent: ``83.1 %``."""
     return f"{100 * part:.1f} %"
+
+
+def in_unit(value: int, unit: str) -> str:
+    """A figure in the unit that its name has: ``ns``, ``B`` or ``MB/s``."""
+    return {"ns": duration, "B": size, "MB/s": bandwidth}[unit](value)

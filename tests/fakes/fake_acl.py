@@ -200,7 +200,7 @@ class FakeAcl:
                 if host == is_host:
                     return start
                 break
-        self._misuse(
+        raise self._misused(
             f"{what}: {nbytes} B at {address} do not lie in one {'pinned' if is_host else 'device'} allocation"
         )
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from async_orch import EngineProgram, Orchestrator
 from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, LaunchError, StepCancelled
@@ -95,6 +96,25 @@ async def test_a_failing_hook_fails_its_step_only(hook: str, kind: type[Exceptio
             await handles[2]
         assert [(await h).output for i, h in enumerate(handles) if i != 2] == [0, 1, 9, 16]
     assert orch.statistics().slots_leased == 0
+
+
+async def test_a_failed_dispatch_gives_its_index_back() -> None:
+    """The index comes back once the steps dispatched before are over, and the window is as wide as before."""
+    engine = Engine(slots=2)
+    engine.fail["dispatch"] = {2}
+    engine.gate = threading.Event()
+    async with Orchestrator(engine, slots=2) as orch:
+        first, failed, third = [await orch.submit(i) for i in (1, 2, 3)]
+        with pytest.raises(LaunchError):
+            await failed
+        engine.gate.set()
+        assert (await first).output == 1
+        assert (await third).output == 9
+        engine.gate = threading.Event()
+        later = [await orch.submit(i) for i in (4, 5)]
+        await wait_all_tasks_blocked()
+        assert [h.status for h in later] == ["launched", "launched"]
+        engine.gate.set()
 
 
 async def test_a_cancelled_step_is_still_reclaimed() -> None:

@@ -35,6 +35,7 @@ LAYERS = [
     {"_pipeline"},
     {"_opening"},
     {"_statistics", "_submission", "_reopening", "_map"},
+    {"_submitting"},
     {"_orchestrator"},
     {"__init__"},
 ]

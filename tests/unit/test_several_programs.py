@@ -203,3 +203,10 @@ async def test_a_step_id_in_flight_cannot_be_taken_again() -> None:
         backend.copy.run()
         backend.compute.run()
         assert (await second).step_id == "a"
+
+
+async def test_a_step_id_that_equals_its_seq_is_free_after_the_step() -> None:
+    """A caller that counts its steps as we do can use an id again too."""
+    async with Orchestrator(Square(), "sim:instant") as orch:
+        for value in (3, 4):
+            assert (await orch.run(value, step_id=0)).output == value * value

@@ -1,0 +1,20 @@
+"""The commands of ``async-orch``: one module each, with `HELP`, `add_arguments` and `run`.
+
+A command's module imports what is slow to import when it runs, so that ``async-orch --help`` waits for none of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["COMMANDS"]
+
+COMMANDS: Final = {
+    "analyze": "show where the steps' time went and what bounds them",
+    "compare": "say what changed from one log to another",
+    "check": "hold a log against limits, for CI",
+    "whatif": "predict other settings from measured stage times",
+    "report": "write one HTML page with the timeline, the figures and the bubbles",
+    "trace": "write the timeline for Perfetto, or as [STRACE] lines",
+}
+"""Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""

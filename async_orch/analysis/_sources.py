@@ -1,0 +1,148 @@
+"""Where logs come from: files, pipes and compressed streams, told apart by their first bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+__all__ = ["ByteSource", "Source", "opened"]
+
+_GZIP: Final = b"\x1f\x8b"
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_PIECE_NBYTES: Final = 1 << 14  # of compressed data; what it holds is many times that
+
+
+class ByteSource(Protocol):
+    """What is read from: a file opened in binary mode, a pipe, `io.BytesIO`."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+Source = str | os.PathLike[str] | ByteSource
+"""A path, or anything with ``read(size) -> bytes``."""
+
+
+@contextlib.contextmanager
+def opened(source: Source, damaged: Callable[[str], None]) -> Iterator[ByteSource]:
+    """The plain bytes of a source; gzip and zstd are decompressed on the way, in bounded memory.
+
+    `damaged` is told in words where compressed data breaks off or is corrupt; what came before it is still given.
+    Raises `OSError` if a path cannot be opened. Reading may raise it too.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, str | os.PathLike):
+            raw: ByteSource = stack.enter_context(Path(source).open("rb"))
+        else:
+            raw = source
+        head = raw.read(4)
+        while 0 < len(head) < 4 and (more := raw.read(4 - len(head))):
+            head += more
+        whole = _Prefixed(head, raw)
+        if head.startswith(_GZIP):
+            yield _gzip(whole, damaged)
+        elif head == _ZSTD:
+            yield _zstd(whole, damaged)
+        else:
+            yield whole
+
+
+class _Prefixed:
+    """A source whose first bytes were read already."""
+
+    def __init__(self, head: bytes, rest: ByteSource) -> None:
+        self._head = head
+        self._rest = rest
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._head:
+            head, self._head = self._head[:size] if size >= 0 else self._head, b""
+            return head
+        return self._rest.read(size)
+
+
+class _Members:
+    """Decompresses a stream of one or more compressed members, one after the other.
+
+    `make` gives the decompressor of a member, `inflate` lets it take a piece: the text, and what of the piece is left.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        raw: ByteSource,
+        make: Callable[[], Any],
+        inflate: Callable[[Any, bytes, int], tuple[bytes, bytes]],
+        error: type[Exception],
+        damaged: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._raw = raw
+        self._make = make
+        self._inflate = inflate
+        self._error = error
+        self._damaged = damaged
+        self._member = make()
+        self._pending = b""
+        self._given = 0
+        self._over = False
+
+    def read(self, size: int, /) -> bytes:
+        while not self._over:
+            if self._member.eof:
+                self._pending = self._member.unused_data.lstrip(b"\x00") or self._raw.read(_PIECE_NBYTES)
+                if not self._pending:
+                    break
+                self._member = self._make()
+            elif not self._pending:
+                self._pending = self._raw.read(_PIECE_NBYTES)
+                if not self._pending:
+                    self._end(f"the {self._name} data breaks off after {self._given} bytes of text")
+                    break
+            try:
+                data, self._pending = self._inflate(self._member, self._pending, size)
+            except self._error as error:
+                self._end(f"the {self._name} data is corrupt after {self._given} bytes of text ({error})")
+                break
+            if data:
+                self._given += len(data)
+                return data
+        return b""
+
+    def _end(self, text: str) -> None:
+        self._over = True
+        self._damaged(text)
+
+
+def _gzip(raw: ByteSource, damaged: Callable[[str], None]) -> ByteSource:
+    def inflate(member: Any, piece: bytes, size: int) -> tuple[bytes, bytes]:
+        return member.decompress(piece, size), member.unconsumed_tail
+
+    return _Members("gzip", raw, lambda: zlib.decompressobj(31), inflate, zlib.error, damaged)
+
+
+def _zstd(raw: ByteSource, damaged: Callable[[str], None]) -> ByteSource:
+    library: Any
+    make: Callable[[], Any]
+    try:
+        library = importlib.import_module("compression.zstd")  # Python 3.14
+        make = library.ZstdDecompressor
+    except ImportError:
+        try:
+            library = importlib.import_module("zstandard")
+        except ImportError:
+            raise OSError(
+                0, "it is zstd-compressed and no zstd library is installed, see `pip install async-orch[analysis]`"
+            ) from None
+
+        def make() -> Any:
+            return library.ZstdDecompressor().decompressobj()
+
+    def inflate(member: Any, piece: bytes, _size: int) -> tuple[bytes, bytes]:
+        return member.decompress(piece), b""
+
+    return _Members("zstd", raw, make, inflate, library.ZstdError, damaged)

@@ -1,0 +1,241 @@
+"""What another setting would bring: measured stage times, replayed by the model of the pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
+
+import numpy as np
+
+from async_orch.analysis._columns import Rows, StepRows
+from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._model import Mode, Outcome, Setting, StepCost, simulate
+from async_orch.analysis._overlap import workers_of
+from async_orch.analysis._percentiles import rank_index
+from async_orch.analysis._scan import LogFrames
+from async_orch.analysis._table import MISSING, Column
+
+__all__ = ["Prediction", "WhatIf", "WhatIfError", "whatif"]
+
+_MAX_STEPS: Final = 2000
+_LEAST_STEPS: Final = 20
+_FILL_FACTOR: Final = 2
+_AS_GOOD: Final = 0.99
+
+
+class WhatIfError(ValueError):
+    """The log does not hold what a prediction needs; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of a setting: the rate, accept to end at p50 and p99 in ns, the device's idle share, and the
+    resource that is busiest with the part of the time that it is busy. Fill and drain are left out.
+    """
+
+    setting: Setting
+    steps_per_s: float
+    p50_ns: int
+    p99_ns: int
+    device_idle_share: float
+    critical: str
+    critical_busy_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Predictions for one run. ``as_run`` is the setting that the log was made with, to hold against what was measured:
+    ``measured_steps_per_s``, and ``error`` = predicted / measured - 1. ``recommended`` is the least setting (slots,
+    then queue depth, then workers) that comes within 1 % of the best rate.
+    """
+
+    run_id: str
+    steps: int
+    as_run: Prediction
+    measured_steps_per_s: float
+    error: float
+    starved_share: float
+    predictions: tuple[Prediction, ...]
+    recommended: Prediction
+
+
+def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str | None = None) -> WhatIf:
+    """Predict each of `settings`, fields of `Setting` to change from how the run was made.
+
+    Uses up to 2000 warm steps of the run (default: the one with the most steps), in their order. Raises `WhatIfError`
+    where the log lacks stage times, or a setting cannot be.
+    """
+    run, opened = _run_of(frames, run_id)
+    costs, rows = _costs(run)
+    base = _as_run(opened)
+    handover = _percentile(rows.figure("launch_wait_ns"), 50)
+    wake = _wake_ns(rows, inline=not base.build_workers)
+
+    def predict(setting: Setting) -> Prediction:
+        return _prediction(setting, simulate(costs, setting, handover_ns=handover, wake_ns=wake))
+
+    as_run = predict(base)
+    measured = _measured_rate(rows)
+    predictions = tuple(predict(_changed(base, changes)) for changes in settings)
+    if not predictions:
+        raise WhatIfError("no setting to predict")
+    best = max(item.steps_per_s for item in predictions)
+    good = [item for item in predictions if item.steps_per_s >= _AS_GOOD * best]
+    starved = rows.figure("starved_ns")
+    intervals = np.diff(np.sort(rows.figure("end_ns")))
+    return WhatIf(
+        run_id=run.kinds[run.kind[0]].run_id,
+        steps=len(costs),
+        as_run=as_run,
+        measured_steps_per_s=measured,
+        error=as_run.steps_per_s / measured - 1,
+        starved_share=float(starved[starved != MISSING].sum() / max(int(intervals.sum()), 1)),
+        predictions=predictions,
+        recommended=min(
+            good, key=lambda item: (item.setting.slots, item.setting.queue_depth, item.setting.build_workers)
+        ),
+    )
+
+
+def _run_of(frames: LogFrames, run_id: str | None) -> tuple[StepFrame, dict[str, Any]]:
+    counts: dict[str, int] = {}
+    for kind, count in zip(
+        frames.steps.kinds, np.bincount(frames.steps.kind, minlength=len(frames.steps.kinds)), strict=True
+    ):
+        counts[kind.run_id] = counts.get(kind.run_id, 0) + int(count)
+    if not counts:
+        raise WhatIfError("the log has no step records; a prediction needs the stage times in them")
+    chosen = max(counts, key=lambda name: counts[name]) if run_id is None else run_id
+    if chosen not in counts:
+        raise WhatIfError(f"no run {chosen!r} in the log; it has {', '.join(list(counts)[:10])}")
+    run = frames.steps.where(lambda kind: kind.run_id == chosen and kind.event == "step.completed")
+    if not len(run):
+        raise WhatIfError(f"no step of run {chosen} was completed")
+    return run, frames.opened.get(chosen, {})
+
+
+def _costs(run: StepFrame) -> tuple[list[StepCost], Rows]:
+    run = run.take(np.argsort(run.column("seq"), kind="stable"))
+    cold = np.array([kind.cold_reason not in (None, "each_step") for kind in run.kinds])[run.kind]
+    run = run.take(~cold)
+    rows = StepRows(run)
+    needed = ("build_ns", "h2d_ns", "launch_ns", "device_ns", "retire_ns")
+    whole = np.logical_and.reduce([run.column(name) != MISSING for name in needed])
+    if int(np.count_nonzero(whole)) < _LEAST_STEPS:
+        counts = {name: int(np.count_nonzero(run.column(name) != MISSING)) for name in needed}
+        raise WhatIfError(
+            f"{int(np.count_nonzero(whole))} warm steps have all stage times, at least {_LEAST_STEPS} are needed; "
+            "known: " + ", ".join(f"{name} of {count}" for name, count in counts.items())
+        )
+    kept = run.take(np.flatnonzero(whole)[:_MAX_STEPS])
+    names = ("build_ns", "alloc_ns", "h2d_ns", "launch_ns", "device_ns", "d2h_ns", "retire_ns")
+    columns = [np.where((values := kept.column(name)) == MISSING, 0, values).tolist() for name in names]
+    return [StepCost(*step) for step in zip(*columns, strict=True)], rows
+
+
+def _as_run(opened: dict[str, Any]) -> Setting:
+    config = opened.get("config")
+    if not isinstance(config, dict):
+        raise WhatIfError(
+            "the log lacks the run's orchestrator.opened, which says what it was set to; give a whole log"
+        )
+    limit = config.get("max_inflight")
+    mode = config.get("mode")
+    return _checked(
+        Setting(
+            slots=config.get("slots", 3),
+            queue_depth=config.get("queue_depth", 2),
+            max_inflight=limit if isinstance(limit, int) else None,
+            build_workers=workers_of(opened),
+            mode=cast(Mode, mode if mode in get_args(Mode) else "pipelined"),
+        )
+    )
+
+
+def _changed(base: Setting, changes: dict[str, Any]) -> Setting:
+    known = {item.name for item in dataclasses.fields(Setting)}
+    for name in changes:
+        if name not in known:
+            raise WhatIfError(f"no setting {name!r}; settings are {', '.join(sorted(known))}")
+    return _checked(dataclasses.replace(base, **changes))
+
+
+def _checked(setting: Setting) -> Setting:
+    for name in ("slots", "queue_depth", "build_workers", "max_inflight"):
+        value = getattr(setting, name)
+        if name == "max_inflight" and value is None:
+            continue
+        least = 0 if name == "build_workers" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 4096:
+            raise WhatIfError(f"{name}={value!r} must be a whole number from {least} to 4096")
+    for name in ("build_x", "copy_x", "device_x"):
+        if not 0 <= getattr(setting, name) <= 1000:
+            raise WhatIfError(f"{name}={getattr(setting, name)!r} must be a factor from 0 to 1000")
+    return setting
+
+
+def _percentile(values: Column, percent: int) -> int:
+    known = np.sort(values[values != MISSING])
+    return int(known[rank_index(percent, len(known))]) if len(known) else 0
+
+
+def _wake_ns(rows: Rows, *, inline: bool) -> int:
+    """How long after an output's arrival, or the end of what kept the loop busy then, its retirement begins."""
+    wait = rows.figure("retire_wait_ns")
+    retire = rows.figure("retire_start_ns")
+    known = wait != MISSING
+    if not bool(known.any()):
+        return 0
+    starts, ends = [], []
+    for name in ("build", "launch", "retire") if inline else ("launch", "retire"):
+        start = rows.figure(f"{name}_start_ns")
+        length = rows.figure("orch_ns" if name == "build" else f"{name}_ns")
+        there = (start != MISSING) & (length != MISSING)
+        starts.append(start[there])
+        ends.append((start + length)[there])
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    arrival = (retire - wait)[known]
+    place = np.searchsorted(start, arrival, side="right") - 1
+    busy_until = np.where(place >= 0, end[np.maximum(place, 0)], arrival)
+    since = retire[known] - np.maximum(arrival, busy_until)
+    return _percentile(since[since >= 0], 25)
+
+
+def _measured_rate(rows: Rows) -> float:
+    """Steps a second from the first end to the last, without the fill of the pipeline."""
+    end = rows.figure("end_ns")
+    end = np.sort(end[end != MISSING])
+    if len(end) < 2 or end[-1] == end[0]:
+        raise WhatIfError("the log does not say when its steps ended")
+    return float((len(end) - 1) * 1e9 / (end[-1] - end[0]))
+
+
+def _prediction(setting: Setting, outcome: Outcome) -> Prediction:
+    fill = min(_FILL_FACTOR * (setting.slots + setting.queue_depth), len(outcome.ended) // 3)
+    ended, accepted = np.array(outcome.ended), np.array(outcome.accepted)
+    start, end = np.array(outcome.device_start), np.array(outcome.device_end)
+    window = max(int(ended[-1] - ended[fill]), 1)
+    ways = np.sort((ended - accepted)[fill:])
+    device_window = max(int(end[-1] - start[fill]), 1)
+    whole = max(int(ended[-1]), 1)
+    busy = {
+        "loop": outcome.loop_busy / whole,
+        "copy stream": outcome.copy_busy / whole,
+        "compute stream": outcome.compute_busy / whole,
+    }
+    if setting.build_workers:
+        busy["builders"] = outcome.build_busy / setting.build_workers / whole
+    critical = max(busy, key=lambda name: busy[name])
+    return Prediction(
+        setting=setting,
+        steps_per_s=(len(ended) - 1 - fill) * 1e9 / window,
+        p50_ns=int(ways[rank_index(50, len(ways))]),
+        p99_ns=int(ways[rank_index(99, len(ways))]),
+        device_idle_share=1 - float((end - start)[fill:].sum()) / device_window,
+        critical=critical,
+        critical_busy_share=busy[critical],
+    )
