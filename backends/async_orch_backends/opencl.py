@@ -50,6 +50,7 @@ class OpenCLBackend(DriverBackend):
             alloc_visibility="own",
             device_clock="anchored",
             memory_nbytes=device.global_mem_size,
+            driver=f"{device.platform.name.strip()} {device.driver_version.strip()}",
         )
         super().__init__(info, DeviceState("opencl"), {})
         self._cl = cl

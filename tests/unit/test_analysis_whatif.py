@@ -15,8 +15,8 @@ from async_orch.abc import ByteArray, Stream
 from async_orch.analysis import WhatIfError, read_frames, whatif
 from async_orch.cli import main
 from async_orch.logs import encode_line
+from async_orch.testing import run_virtual
 from tests.unit.step_records import step_record
-from tests.virtual_clock import run_virtual
 
 US = 1_000
 STEPS = 120
