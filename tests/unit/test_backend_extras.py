@@ -14,6 +14,7 @@ MISSING = [
     ("opencl", "pyopencl", r"pip install 'async-orch\[opencl\]'"),
     ("torch", "torch", r"pip install 'async-orch\[torch\]'"),
     ("ascend", "acl", "install the CANN toolkit"),
+    ("cuda", "cuda", r"pip install 'async-orch\[cuda13\]'"),
 ]
 
 
@@ -30,7 +31,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
 
 def test_backend_modules_import_without_their_packages() -> None:
     """Importing any of our backends imports no driver package."""
-    drivers = [module for _, module, _ in MISSING] + ["cuda"]
+    drivers = [module for _, module, _ in MISSING]
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({drivers!r})); from importlib.metadata import entry_points; "
         "[point.load() for point in entry_points(group='async_orch.backends') if point.value.startswith('async_orch_')]"
@@ -40,4 +41,4 @@ def test_backend_modules_import_without_their_packages() -> None:
 
 def test_the_projects_backends_are_installed() -> None:
     """Their entry points exist, which does not mean that their devices do."""
-    assert {"ascend", "host", "opencl", "sim", "torch"} <= set(available_backends())
+    assert {"ascend", "cuda", "host", "opencl", "sim", "torch"} <= set(available_backends())

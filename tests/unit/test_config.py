@@ -164,7 +164,7 @@ def test_an_unknown_backend_says_what_there_is(name: str) -> None:
     assert "\n" not in str(caught.value)
     if name == "cuda":
         assert isinstance(caught.value, BackendUnavailable)
-        assert "installed: host, sim" in str(caught.value)
+        assert "installed: ascend" in str(caught.value)
 
 
 async def test_an_opened_backend_stays_open() -> None:
