@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import DeviceError, OutOfDeviceMemory
 
 from ._device_state import DeviceState
-from ._driver_stream import DriverQueue, DriverStream
+from ._driver_queue import DriverQueue
+from ._driver_stream import DriverStream
 
 __all__ = ["DriverBackend", "DriverBuffer"]
 
@@ -67,6 +68,8 @@ class DriverBackend(Backend):
     adopted:
         The caller's streams by name, ``"compute"`` and ``"copy"``: used instead of new ones and never closed.
     """
+
+    stream_type: ClassVar[type[DriverStream]] = DriverStream
 
     def __init__(self, info: DeviceInfo, device: DeviceState, adopted: Mapping[str, Stream]) -> None:
         self.info = info
@@ -151,7 +154,7 @@ class DriverBackend(Backend):
         return self._opened(name, self._make_queue(name))
 
     def _opened(self, name: str, queue: DriverQueue) -> DriverStream:
-        stream = DriverStream(name, self._device, queue)
+        stream = self.stream_type(name, self._device, queue)
         self._streams = [*(known for known in self._streams if not known.closed), stream]
         return stream
 

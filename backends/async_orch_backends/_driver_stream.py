@@ -8,62 +8,24 @@ never blocks, and if the fence failed, the work behind it is skipped up to the n
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from async_orch.abc import Buffer, Fence, Stream
 from async_orch.exceptions import DeviceError, DeviceLost
 
 from ._device_state import DeviceState
 from ._driver_fence import DriverFence, NativeEvent
+from ._driver_queue import DriverQueue
 from ._driver_waiter import Waiter
 from ._operations import ISOLATE, Isolate, Wait, failure_of
 from ._software_fence import call_back
 
-__all__ = ["DriverQueue", "DriverStream"]
+__all__ = ["DriverStream"]
 
 _PROBE_S = 0.05  # between two looks at a fence from elsewhere that cannot notify
-
-
-class DriverQueue(Protocol):
-    """A driver's ordered queue. Calls come one at a time, from any thread, and never block."""
-
-    @property
-    @abstractmethod
-    def native(self) -> Any:
-        """The driver's own object."""
-
-    @property
-    @abstractmethod
-    def handle(self) -> int:
-        """The driver's handle as an integer, 0 where there is none."""
-
-    @property
-    @abstractmethod
-    def domain(self) -> object:
-        """Queues of one domain can wait for each other's events in the driver."""
-
-    def copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
-        """Enqueue a copy within bounds."""
-
-    def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:
-        """Enqueue a kernel."""
-
-    @abstractmethod
-    def record(self) -> NativeEvent:
-        """Mark what was enqueued so far."""
-
-    def wait(self, event: NativeEvent) -> None:
-        """Let later work start only after ``event`` of the same domain."""
-
-    def isolate(self) -> None:
-        """Failures so far do not concern later work; does nothing where the driver's errors are sticky."""
-
-    def close(self) -> None:
-        """Give the queue back, unless it is the caller's. Everything in it is over."""
 
 
 _Work: TypeAlias = Callable[[], None]

@@ -12,11 +12,14 @@ from async_orch.abc import Buffer
 from async_orch.exceptions import DeviceError
 
 from ._anchored_clock import AnchoredClock
+from ._device_state import DeviceState
 from ._driver_fence import NativeEvent
+from ._driver_queue import DriverQueue
+from ._driver_stream import DriverStream
 from ._opencl_driver import driver_error, status_error
 from ._opencl_memory import OpenCLBuffer
 
-__all__ = ["NDRange", "OpenCLEvent", "OpenCLQueue"]
+__all__ = ["NDRange", "OpenCLEvent", "OpenCLQueue", "OpenCLStream"]
 
 
 class NDRange(NamedTuple):
@@ -121,6 +124,16 @@ class OpenCLQueue:
     def native(self) -> Any:
         self._shared = True
         return self._native
+
+    @property
+    def context(self) -> Any:
+        """The queue's context, by which the queue stays ours."""
+        return self._native.context
+
+    @property
+    def device(self) -> Any:
+        """The queue's device."""
+        return self._native.device
 
     @property
     def handle(self) -> int:
@@ -252,3 +265,21 @@ class OpenCLQueue:
 
 def _pending(events: Iterable[Any]) -> list[Any]:
     return [event for event in events if event.command_execution_status > 0]
+
+
+class OpenCLStream(DriverStream):
+    """A stream that tells its context and device without handing out its queue, which would cost markers."""
+
+    def __init__(self, name: str, device: DeviceState, queue: DriverQueue) -> None:
+        super().__init__(name, device, queue)
+        self._info: Any = queue
+
+    @property
+    def context(self) -> Any:
+        """The ``pyopencl.Context`` to build programs in."""
+        return self._info.context
+
+    @property
+    def device(self) -> Any:
+        """The ``pyopencl.Device``."""
+        return self._info.device

@@ -19,7 +19,7 @@ from ._acl_events import EventPool
 from ._acl_queue import AclBuffer, AclHostBuffer, AclQueue
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
-from ._driver_stream import DriverQueue
+from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
 __all__ = ["AscendBackend", "open_backend"]

@@ -16,7 +16,7 @@ from async_orch.exceptions import BackendUnavailable, ConfigurationError
 from ._cuda_queue import CudaBuffer, CudaQueue, CudaStream, Launch, cuda_error
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
-from ._driver_stream import DriverQueue, DriverStream
+from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
 __all__ = ["CudaBackend", "Launch", "open_backend"]
@@ -27,6 +27,8 @@ _PAGE_NBYTES = 4096
 
 class CudaBackend(DriverBackend):
     """One GPU, in its primary context."""
+
+    stream_type = CudaStream
 
     def __init__(self, core: Any, bindings: Any, device: Any, adopted: dict[str, Any]) -> None:
         self._core = core
@@ -55,11 +57,6 @@ class CudaBackend(DriverBackend):
                 self._adopted[name] = stream
             else:
                 self._adopted[name] = self._opened(name, self._wrap(device.create_stream(stream), owned=False))
-
-    def _opened(self, name: str, queue: DriverQueue) -> DriverStream:
-        stream = CudaStream(name, self._device, queue)
-        self._streams = [*(known for known in self._streams if not known.closed), stream]
-        return stream
 
     def _wrap(self, stream: Any, *, owned: bool) -> CudaQueue:
         return CudaQueue(self._core, self._bindings, self._native, self._clock, stream, owned=owned)

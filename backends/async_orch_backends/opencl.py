@@ -1,19 +1,20 @@
 """Backend ``opencl``: devices behind OpenCL, PoCL on the CPU among them.
 
 ``opencl:0`` is the first device of all platforms. A kernel is an `NDRange`; programs are built with pyopencl in the
-context of the compute stream's queue::
+context of the compute stream::
 
     def open(self, device):
-        context = device.compute_stream.native.context
-        program = pyopencl.Program(context, SOURCE).build()
+        program = pyopencl.Program(device.compute_stream.context, SOURCE).build()
         self.add_one = NDRange(pyopencl.Kernel(program, "add_one"), global_size=(4096,))
 
     def launch(self, step, slot, stream):
         stream.launch(self.add_one, slot.workspace, numpy.int32(step))
 
 A stream is an in-order queue with profiling; its times are the device's, anchored to the host's clock. Another
-queue's fence of the same context is waited for in the driver. An OpenCL driver has no wait with a time-out and no way
-to drop queued commands: closing waits at most `close_timeout_s` for them.
+queue's fence of the same context is waited for in the driver. A fence is the event of the last command, which costs
+nothing; but once ``stream.native`` has handed out the queue, others may enqueue there, and each fence is a marker of
+its own (33 us each, measured on CPU (PoCL)). An OpenCL driver has no wait with a time-out and no way to drop queued
+commands: closing waits at most `close_timeout_s` for them.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
 from ._anchored_clock import AnchoredClock
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
-from ._driver_stream import DriverQueue
+from ._driver_queue import DriverQueue
 from ._opencl_driver import driver_error, find_device, load_pyopencl, queue_of, support_of
 from ._opencl_memory import OpenCLBuffer, OpenCLHostBuffer
-from ._opencl_queue import NDRange, OpenCLQueue
+from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
 
-__all__ = ["NDRange", "OpenCLBackend", "open_backend"]
+__all__ = ["NDRange", "OpenCLBackend", "OpenCLStream", "open_backend"]
 
 _PAGE_NBYTES = 4096
 
 
 class OpenCLBackend(DriverBackend):
     """One OpenCL device and a context on it: a new one, or that of the caller's queues."""
+
+    stream_type = OpenCLStream
 
     def __init__(self, cl: Any, device: Any, context: Any, adopted: Mapping[str, Any]) -> None:
         info = DeviceInfo(

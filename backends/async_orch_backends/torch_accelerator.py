@@ -21,7 +21,7 @@ from async_orch.exceptions import BackendUnavailable, ConfigurationError, Device
 
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
-from ._driver_stream import DriverQueue
+from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 from ._torch_queue import TorchBuffer, TorchQueue, torch_error
 

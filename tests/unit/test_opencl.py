@@ -31,8 +31,8 @@ def backend() -> Iterator[OpenCLBackend]:
     opened.close()
 
 
-def _add(stream: Stream, nbytes: int) -> NDRange:
-    return NDRange(cl.Kernel(cl.Program(stream.native.context, SOURCE).build(), "add"), (nbytes,))
+def _add(stream: Any, nbytes: int) -> NDRange:
+    return NDRange(cl.Kernel(cl.Program(stream.context, SOURCE).build(), "add"), (nbytes,))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,29 @@ def test_times_are_in_host_time(backend: OpenCLBackend) -> None:
         # The kernel's end is the device's own reading: it may be off by the accuracy of the anchor.
         assert before - 1_000_000 <= start_ns <= end_ns <= after
         assert end.elapsed_ns(start) == end_ns - start_ns
+
+
+def test_a_fence_enqueues_nothing_until_the_queue_is_handed_out(
+    backend: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own commands mark the stream; only when others may enqueue on the queue a fence is a marker of the driver."""
+    stream, memory, markers = backend.create_stream("compute"), backend.alloc(16), list[int]()
+    original = cl.enqueue_marker
+
+    def counted(*args: Any, **options: Any) -> Any:
+        markers.append(1)
+        return original(*args, **options)
+
+    monkeypatch.setattr(cl, "enqueue_marker", counted)
+    add = _add(stream, 16)
+    for _ in range(3):
+        stream.begin()
+        stream.launch(add, memory, np.int32(1))
+        stream.record().synchronize(PATIENCE_S)
+    assert markers == []
+    assert stream.native.context == backend.context
+    stream.record().synchronize(PATIENCE_S)
+    assert markers == [1]
 
 
 def test_fences_cover_what_the_caller_enqueued_on_the_native_queue(backend: OpenCLBackend) -> None:
