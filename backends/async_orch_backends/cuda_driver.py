@@ -114,7 +114,7 @@ class CudaBackend(DriverBackend):
 def _load() -> tuple[Any, Any, Any]:
     """The modules ``cuda.core``, ``cuda.bindings.driver`` and ``cuda.bindings.runtime``."""
     try:
-        return tuple(
+        core, driver, runtime = (
             importlib.import_module(f"cuda.{name}") for name in ("core", "bindings.driver", "bindings.runtime")
         )
     except ModuleNotFoundError as exc:
@@ -124,6 +124,7 @@ def _load() -> tuple[Any, Any, Any]:
         ) from exc
     except (ImportError, RuntimeError) as exc:
         raise BackendUnavailable(f"backend 'cuda' cannot import cuda-core: {' '.join(str(exc).split())}") from exc
+    return core, driver, runtime
 
 
 def _count(runtime: Any) -> int:
