@@ -87,8 +87,18 @@ class Admission:
             if not future.done():
                 future.set_result(None)
 
+    def join(self, step: Step) -> asyncio.Future[None]:
+        """Stand in line; the step's name is taken from here on."""
+        if step.step_id is not None:
+            self.named[step.step_id] = step
+        future = self._pipeline.new_future()
+        self.waiting.append((future, step))
+        return future
+
     def forget(self, step: Step) -> None:
-        """A caller stopped waiting; those behind may have room now."""
+        """A caller stopped waiting, or was refused; those behind may have room now."""
+        if step.step_id is not None and self.named.get(step.step_id) is step:
+            del self.named[step.step_id]
         self.waiting = deque(entry for entry in self.waiting if entry[1] is not step)
         self._pipeline.pump()
 

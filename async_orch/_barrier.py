@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Barrier", "Barriers", "inside_barrier"]
 
-inside_barrier: ContextVar[object] = ContextVar("async_orch_inside_barrier", default=None)
-"""The orchestrator whose barrier function runs in this context, so that calling back into it can be refused."""
-
 
 class Barrier:
     """One barrier: steps before `bound` come first, those from it on are not launched while it stands."""
@@ -28,6 +25,10 @@ class Barrier:
         self.rebuild = rebuild
         self.reached = reached
         self.error: OrchError | None = None
+
+
+inside_barrier: ContextVar[Barrier | None] = ContextVar("async_orch_inside_barrier", default=None)
+"""The barrier whose function runs in this context, so that calling back into its orchestrator can be refused."""
 
 
 class Barriers:
@@ -65,9 +66,11 @@ class Barriers:
         pipeline, first = self._pipeline, self.standing[0]
         if first.reached.done():
             return
-        head = pipeline.retire.head()
-        if next(iter(pipeline.live), first.bound) >= first.bound and (head is None or head.seq >= first.bound):
-            first.reached.set_result(None)
+        # A cancelled step has settled, but the device or the launch thread may still be at it.
+        for step in (next(iter(pipeline.live.values()), None), pipeline.retire.head(), pipeline.launch.busy):
+            if step is not None and step.seq < first.bound:
+                return
+        first.reached.set_result(None)
 
     def fail(self, error: OrchError) -> None:
         """The pipeline failed: nobody may wait for a barrier any more."""

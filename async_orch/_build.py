@@ -12,7 +12,7 @@ from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import BUILDING, BUILT, SETTLED, UNKNOWN, Step
 from async_orch._workers import WorkerPool
-from async_orch.exceptions import BuildError, OrchError, PipelineFailed, StepTimeout
+from async_orch.exceptions import BuildError, OrchError, StepTimeout
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
@@ -25,6 +25,7 @@ class BuildJob:
 
     __slots__ = (
         "abandoned",
+        "began_s",
         "cold",
         "end_ns",
         "error",
@@ -44,9 +45,10 @@ class BuildJob:
         self.lease = step.staging
         self.slot = step.slot
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.cold = False
         self.abandoned = False
+        self.began_s: float | None = None
         self.start_ns = self.end_ns = UNKNOWN
 
 
@@ -75,6 +77,8 @@ class BuildStage(Stage):
             now = pipeline.now()
             if pool is None and pipeline.turn_is_over(now):
                 break
+            if len(self.working) >= self.limit:
+                break  # builds of cancelled steps still wait for a worker
             step = queue[0]
             if pipeline.barriers.standing and pipeline.barriers.holds_build(step.seq):
                 break
@@ -139,13 +143,14 @@ class BuildStage(Stage):
         """Run ``build`` here; the step is built or failed afterwards."""
         program = step.program
         result: Any = None
-        if program.has_build:
+        while program.has_build:
             try:
                 result = program.build(step.payload, view)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                if self._retry(step):
-                    self.build_inline(step, view)
-                    return
+                break
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                if self._retry(step, exc):
+                    continue
+                self.pipeline.hook_raised(exc)
                 step.build_end_ns = self.pipeline.now()
                 self.built(step, None, exc)
                 return
@@ -159,10 +164,10 @@ class BuildStage(Stage):
         else:
             self.built(step, result, None)
 
-    def _retry(self, step: Step) -> bool:
+    def _retry(self, step: Step, error: BaseException) -> bool:
         """Whether a failed build is tried again; the step keeps its seq and its staging."""
         extras = step.extras
-        if step.state == SETTLED or extras is None or extras.retries_left == 0:
+        if step.state == SETTLED or extras is None or extras.retries_left == 0 or not isinstance(error, Exception):
             return False
         extras.retries_left -= 1
         return True
@@ -178,15 +183,18 @@ class BuildStage(Stage):
         pool.submit(job)
 
     def _work(self, job: BuildJob) -> None:
+        if job.step.state == SETTLED:
+            return  # cancelled while it waited for this thread
         thread = threading.get_ident()
         if thread not in self._warm_threads:
             self._warm_threads.add(thread)
             job.cold = True
         now = self.pipeline.now
+        job.began_s = self.pipeline.loop.time()
         job.start_ns = now()
         try:
             job.result = job.step.program.build(job.payload, job.view)
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             job.error = exc
         job.end_ns = now()
 
@@ -198,9 +206,8 @@ class BuildStage(Stage):
             if job.abandoned:
                 continue
             del self.working[step]
-            if step.extras is not None and step.extras.stage_timer is not None:
-                step.extras.stage_timer.cancel()
-                step.extras.stage_timer = None
+            if step.extras is not None:
+                step.extras.stop_stage_timer()
             if step.state == SETTLED:
                 # Cancelled meanwhile: only now is nobody writing to its staging.
                 self._give_back(job)
@@ -208,7 +215,7 @@ class BuildStage(Stage):
             step.build_start_ns, step.build_end_ns = job.start_ns, job.end_ns
             if job.cold:
                 step.cold_reason = "worker_start"
-            if job.error is not None and self._retry(step):
+            if job.error is not None and self._retry(step, job.error):
                 self._send(step, job.view, pool)
                 continue
             self.built(step, job.result, job.error)
@@ -223,15 +230,31 @@ class BuildStage(Stage):
         job.step.slot = None
 
     def holds(self, step: Step) -> bool:
-        """Whether a worker may still be writing to the step's staging."""
+        """Whether a worker has, or is to get, the step's staging."""
         return step in self.working
 
+    def writes(self, step: Step) -> bool:
+        """Whether a worker has begun to write to the step's staging."""
+        job = self.working.get(step)
+        return job is not None and job.began_s is not None
+
+    def stop(self) -> None:
+        """The orchestrator closes: no time limit may strike any more."""
+        for step in self.working:
+            if step.extras is not None:
+                step.extras.stop_stage_timer()
+
     def _overdue(self, step: Step) -> None:
-        """A build took longer than ``build_timeout_s``."""
-        if step not in self.working:
+        """A build took longer than ``build_timeout_s``, unless it had to wait for its worker first."""
+        job, limit_s, extras = self.working.get(step), self.pipeline.config.build_timeout_s, step.extras
+        if job is None or limit_s is None or extras is None:
+            return
+        loop = self.pipeline.loop
+        left_s = limit_s if job.began_s is None else job.began_s + limit_s - loop.time()
+        if left_s > 0:
+            extras.stage_timer = loop.call_later(left_s, self._overdue, step)
             return
         if step.state != SETTLED:
-            limit_s = self.pipeline.config.build_timeout_s
             text = f"step {step.step_id!r} (seq {step.seq}): build did not return within build_timeout_s={limit_s} s"
             error = StepTimeout(text, stage="build", step_id=step.step_id, seq=step.seq)
             step.failed_in = "build"
@@ -246,31 +269,14 @@ class BuildStage(Stage):
         if job is None or pool is None:
             return
         job.abandoned = True
-        pipeline, memory = self.pipeline, self.pipeline.memory
         step.staging = None
         step.slot = None
-        if job.lease is not None:
-            pipeline.staging.quarantine(job.lease)
-        if job.slot is not None:
-            memory.class_of(step).ring.quarantine(job.slot)
-        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
-            text = f"max_quarantined={pipeline.config.max_quarantined} buffers are lost to hooks that do not return"
-            pipeline.settling.fail(PipelineFailed(text))
-            return
-        pipeline.counts.replaced += 1
-        try:
-            if job.lease is not None:
-                memory.replace_staging()
-            if job.slot is not None:
-                memory.replace_slot(memory.class_of(step))
-        except OrchError as exc:
-            pipeline.settling.fail(PipelineFailed(f"a quarantined buffer could not be replaced: {exc}"), exc)
-            return
-        pool.replace_thread()
+        if self.pipeline.quarantine.take(job.lease, job.slot):
+            pool.replace_thread()
 
     # -- the outcome ---------------------------------------------------------------------------------------
 
-    def built(self, step: Step, result: Any, error: Exception | None) -> None:
+    def built(self, step: Step, result: Any, error: BaseException | None) -> None:
         """``build`` returned or raised: the step is built or failed."""
         if step.state == SETTLED:
             # An inline hook cancelled its own step; `drop` gave the staging back.

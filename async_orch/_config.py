@@ -24,6 +24,15 @@ StepLog = Any
 
 MODE_VARIABLE = "ASYNC_ORCH_MODE"
 
+MAX_COUNT = {
+    "slots": 4096,
+    "slots of a slot class": 4096,
+    "queue_depth": 4096,
+    "build_workers": 256,
+    "max_inflight": 1_000_000,
+}
+"""Far beyond what helps: more is a slip of the keyboard, and opening would take minutes before it failed."""
+
 
 class OrchestratorOptions(TypedDict, total=False):
     """`OrchestratorConfig`'s fields as keyword arguments."""
@@ -122,9 +131,9 @@ class OrchestratorConfig:
 
     def __post_init__(self) -> None:
         for name in ("slots", "queue_depth", "build_workers"):
-            _at_least_one(name, getattr(self, name))
+            _count(name, getattr(self, name))
         if self.max_inflight is not None:
-            _at_least_one("max_inflight", self.max_inflight)
+            _count("max_inflight", self.max_inflight)
         choices = {
             "mode": Mode,
             "build_in": BuildIn,
@@ -159,7 +168,7 @@ class OrchestratorConfig:
             if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], SlotSpec):
                 raise ConfigurationError(f"slot_classes must hold (SlotSpec, slots) pairs, got {entry!r}")
             spec, count = entry
-            _at_least_one("slots of a slot class", count)
+            _count("slots of a slot class", count)
             if previous is not None and (
                 spec.image_nbytes < previous.image_nbytes or spec.workspace_nbytes < previous.workspace_nbytes
             ):
@@ -193,11 +202,13 @@ def check_seconds(name: str, value: object) -> None:
         raise ConfigurationError(f"{name}={value!r} must be finite and > 0 seconds")
 
 
-def _at_least_one(name: str, value: object) -> None:
+def _count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be an int, got {value!r}")
     if value < 1:
         raise ConfigurationError(f"{name}={value} must be >= 1")
+    if value > MAX_COUNT[name]:
+        raise ConfigurationError(f"{name}={value} must be <= {MAX_COUNT[name]}")
 
 
 def resolve_config(

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 import numpy.typing as npt
 
+from async_orch._allocation import give_back, touched
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, DeviceError, HotPathAllocation
 
@@ -28,12 +29,15 @@ class Device:
         The backend's `DeviceInfo`.
     compute_stream, copy_stream:
         The orchestrator's two streams, for warm-up work in ``open``.
+    fixed_image:
+        During ``open`` of a program with ``image_at="fixed"``: the region where its images will lie; else None.
     """
 
     def __init__(self, backend: Backend, compute_stream: Stream, copy_stream: Stream, *, strict: bool) -> None:
         self._backend = backend
         self._strict = strict
         self._armed = False
+        self.fixed_image: Buffer | None = None
         self._resident: list[Buffer] = []
         self._shared: dict[str, Buffer] = {}
         self.compute_stream = compute_stream
@@ -64,8 +68,7 @@ class Device:
             )
         if not isinstance(nbytes, int) or nbytes <= 0:
             raise ValueError(f"nbytes must be a positive int, got {nbytes!r}")
-        buffer = self._backend.alloc(nbytes, name=name)
-        self._backend.touch(buffer)
+        buffer = touched(self._backend, self._backend.alloc(nbytes, name=name))
         self._resident.append(buffer)
         if on_step_path:
             self.step_path_allocs += 1
@@ -116,7 +119,7 @@ class Device:
         self._armed = False
         self._shared.clear()
         while self._resident:
-            self._resident.pop().free()
+            give_back(self._resident.pop())
 
 
 @contextmanager

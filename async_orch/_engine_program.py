@@ -35,6 +35,9 @@ class EngineProgram(ABC, Generic[StepT, ResultT]):
     its own, in order of dispatch. Fields of the record that cannot be seen from here are null.
     """
 
+    repeatable: bool = True
+    """Whether ``prepare`` may be called again for a step whose ``prepare`` raised; retries are refused otherwise."""
+
     def open(self) -> None:
         """Once, before the first step."""
 
@@ -120,6 +123,7 @@ class ReclaimLane(Stream):
         self._last = ReclaimFence()
         self._last.settle(None, None)
         self._thread: threading.Thread | None = None
+        self._ended: DeviceError | None = None
 
     def reclaim(self, function: Callable[[Any, float], Any], pending: Any) -> None:
         """Enqueue the reclaim of one step."""
@@ -129,17 +133,25 @@ class ReclaimLane(Stream):
         self._last = ReclaimFence()
         self._queue.put((function, pending, self._last))
 
+    def stop(self) -> None:
+        """Call ``reclaim`` no more: the engine is about to be closed. What is still queued fails."""
+        self._ended = DeviceError("the engine was closed before the step was reclaimed")
+
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
             function, pending, fence = job
             result: Any = None
-            error: Exception | None = None
+            error: BaseException | None = self._ended
+            if error is not None:
+                # One that hangs would make every later one wait its whole time-out as well.
+                fence.settle(None, error)
+                continue
             try:
                 result = function(pending, self._timeout_s())
             except TimeoutError as exc:
-                error = DeviceLost(f"reclaim timed out: {exc}")
+                error = self._ended = DeviceLost(f"reclaim timed out: {exc}")
                 error.__cause__ = exc
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 error = exc
             fence.settle(result, error)
 
@@ -206,6 +218,8 @@ class EngineAdapter(StepProgram[Any, Any]):
 
     def __init__(self, engine: EngineProgram[Any, Any]) -> None:
         self.engine = engine
+        self.repeatable = engine.repeatable
+        self._lane: ReclaimLane | None = None
 
     def open(self, device: Any) -> None:
         self.engine.open()
@@ -216,10 +230,13 @@ class EngineAdapter(StepProgram[Any, Any]):
     def launch(self, step: Any, slot: Slot, stream: Stream) -> int | None:
         if not isinstance(stream, ReclaimLane):
             raise ConfigurationError("an EngineProgram runs on its own device only")
+        self._lane = stream
         stream.reclaim(self.engine.reclaim, self.engine.dispatch(step))
         return None
 
     def close(self) -> None:
+        if self._lane is not None:
+            self._lane.stop()
         self.engine.close()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+from async_orch._collect import escaped
 from async_orch._escape import escapes
 from async_orch._ring import Lease
 from async_orch._slot import Slot
@@ -66,15 +67,15 @@ class ExpressWay:
         if program.image_nbytes:
             index = staging_ring.take()
             lease = step.staging = Lease(staging_ring, index, staging_ring.generations[index])
-            staging = staging_ring.items[index]
-            view = staging.views[program.index]
+            view = staging_ring.items[index].views[program.index]
         step.state = BUILDING
         start_ns = step.build_start_ns = step.accept_ns
         result: Any = None
         if program.has_build:
             try:
                 result = program.build(step.payload, view)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                pipeline.hook_raised(exc)
                 pipeline.build.built(step, None, exc)
                 return
         built_ns = now()
@@ -103,7 +104,7 @@ class ExpressWay:
             try:
                 step.copy_start = stream.begin()
                 if nbytes and memory.image is not None:
-                    stream.copy(memory.image, staging.buffer, nbytes)
+                    stream.copy(memory.image, staging_ring.items[lease.index].buffer, nbytes)
                 fence = step.copy_end = stream.record()
             except OrchError as exc:
                 pipeline.h2d.copy_failed(step, exc)
@@ -137,7 +138,8 @@ class ExpressWay:
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 fence = step.output_done = stream.record()
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+            pipeline.hook_raised(exc)
             pipeline.launch.enqueue_failed(step, exc)
             return
         launched_ns = step.launch_end_ns = now()
@@ -168,8 +170,9 @@ class ExpressWay:
             try:
                 output = program.collect(step.payload, output_view)
                 if output is not None and escapes(output, output_view):
-                    raise retire.escaped(program)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                    raise escaped(program)
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                pipeline.hook_raised(exc)
                 retire.collected(step, None, exc)
                 return
         if slot.holds or step.state == SETTLED:

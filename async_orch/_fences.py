@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from async_orch._events import emit
 from async_orch.abc import Fence
 from async_orch.exceptions import OrchError
 
@@ -96,7 +97,10 @@ class FenceWatcher:
             return False
         except OrchError:
             # The failure is the step's, kept in fence.error; here it only matters that the wait is over.
-            pass
+            self._waker.wake()
+            return True
+        except Exception as exc:  # noqa: BLE001 - a fence of the caller's making must not end the thread
+            emit("warning", "fence.wait_failed", fence=repr(fence), error=repr(exc))
         self._waker.wake()
         return True
 

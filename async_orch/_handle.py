@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
@@ -144,6 +145,8 @@ class StepHandle(Generic[ResultT]):
     def __await__(self) -> Generator[Any, None, StepResult[ResultT]]:
         step = self._step
         if step.state != SETTLED:
+            if asyncio.get_running_loop() is not step.pipeline.loop:
+                raise MisuseError("a handle is awaited on the loop of its orchestrator; this is another one")
             future = step.pipeline.new_future()
             if step.waiters is None:
                 step.waiters = []

@@ -22,10 +22,24 @@ __all__ = ["LaunchStage"]
 class _Failed(Exception):
     """An enqueue that failed: which part, and why. Never leaves this file."""
 
-    def __init__(self, what: str, cause: Exception) -> None:
+    def __init__(self, what: str, cause: BaseException) -> None:
         super().__init__(what)
         self.what = what
         self.cause = cause
+
+
+class Late:
+    """What a launch has to wait for or be fed with; taken on the loop, since a cancel may end the step's extras."""
+
+    __slots__ = ("feeds", "previous", "wait_for")
+
+    def __init__(self, extras: Extras | None = None, has_feed: bool = False, previous: Any = None) -> None:
+        self.wait_for: tuple[Fence, ...] = () if extras is None else extras.wait_for
+        self.feeds = extras if extras is not None and extras.after is not None and has_feed else None
+        self.previous = previous
+
+
+NOTHING = Late()
 
 
 class LaunchStage(Stage):
@@ -75,22 +89,25 @@ class LaunchStage(Stage):
         pipeline.on_device = step.on_device = pipeline.on_device + 1
         step.launch_start_ns = pipeline.now()
         payload = step.prepared if step.program.slot_at_build else step.payload
+        extras = step.extras
+        late = NOTHING if extras is None else Late(extras, step.program.has_feed, previous)
         if self.pool is None:
             try:
-                self._enqueue(step, slot, payload, previous)
+                self._enqueue(step, slot, payload, late)
             except _Failed as failed:
+                pipeline.hook_raised(failed.cause)
                 self._launch_failed(step, failed)
                 return False
             self._launched(step)
             return True
         self.busy = step
-        self.pool.submit(partial(self._enqueue_on_thread, step, slot, payload, previous))
+        self.pool.submit(partial(self._enqueue_on_thread, step, slot, payload, late))
         return False
 
-    def _enqueue_on_thread(self, step: Step, slot: Slot, payload: Any, previous: Any) -> None:
+    def _enqueue_on_thread(self, step: Step, slot: Slot, payload: Any, late: Late) -> None:
         self._failed = None
         try:
-            self._enqueue(step, slot, payload, previous)
+            self._enqueue(step, slot, payload, late)
         except _Failed as failed:
             self._failed = failed
 
@@ -108,24 +125,24 @@ class LaunchStage(Stage):
 
     # -- on the loop's thread or the device thread ---------------------------------------------------------
 
-    def _enqueue(self, step: Step, slot: Slot, payload: Any, previous: Any) -> None:
+    def _enqueue(self, step: Step, slot: Slot, payload: Any, late: Late) -> None:
         """Everything that touches the compute stream. Raises `_Failed`."""
-        pipeline, program, extras = self.pipeline, step.program, step.extras
+        pipeline, program = self.pipeline, step.program
         stream = pipeline.compute_stream
         memory = slot.item
         what = "launch raised"
         try:
-            if extras is None and slot.fixed_image is None:
+            if late is NOTHING and slot.fixed_image is None:
                 step.device_start = stream.begin(step.copy_end)
             else:
                 stream.isolate()
                 if step.copy_end is not None:
                     stream.wait(step.copy_end)
-                for fence in () if extras is None else extras.wait_for:
+                for fence in late.wait_for:
                     stream.wait(fence)
-                if extras is not None and extras.after is not None and program.has_feed:
+                if late.feeds is not None:
                     what = "feed raised"
-                    self._feed(step, slot, extras, payload, previous)
+                    self._feed(step, slot, late.feeds, payload, late.previous)
                     what = "launch raised"
                 step.device_start = self._to_fixed_address(step, slot)
             used = program.launch(payload, slot, stream)
@@ -134,16 +151,17 @@ class LaunchStage(Stage):
             nbytes = capacity if used is None else operator.index(used)
             if not 0 <= nbytes <= capacity:
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
-            step.d2h_nbytes = nbytes
+            if not program.slot_at_build:
+                step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
                 stream.copy(memory.output_host, memory.output, nbytes)
                 step.output_done = stream.record()
-        except Exception as exc:
+        except BaseException as exc:
             raise _Failed(what, self._fence_the_rest(step, exc)) from exc
         finally:
             step.launch_end_ns = pipeline.now()
 
-    def _fence_the_rest(self, step: Step, cause: Exception) -> Exception:
+    def _fence_the_rest(self, step: Step, cause: BaseException) -> BaseException:
         """Some work may be enqueued already: the slot comes back behind a fence after all of it. Gives the cause."""
         try:
             step.output_done = self.pipeline.compute_stream.record()
@@ -152,7 +170,7 @@ class LaunchStage(Stage):
             return unfenced if isinstance(unfenced, DeviceLost) else cause
         return cause
 
-    def enqueue_failed(self, step: Step, cause: Exception) -> None:
+    def enqueue_failed(self, step: Step, cause: BaseException) -> None:
         """The express way could not launch the step."""
         cause = self._fence_the_rest(step, cause)
         step.launch_end_ns = self.pipeline.now()
@@ -204,19 +222,23 @@ class LaunchStage(Stage):
         if not program.launched:
             program.launched = True
             step.cold_reason = "first_launch"
+        pipeline, lost = self.pipeline, None
         fence, step.output_done = step.output_done, None
         if fence is None:
-            self.lose_slot(step)
+            lost, step.slot = step.slot, None
         else:
-            self.pipeline.release_slot(step, fence)
-        step.device_start = step.device_end = None
+            # The copy's fence too: the compute stream may have failed before it waited for the copy.
+            pipeline.release_slot(step, fence, step.copy_end)
+        step.copy_end = step.device_start = step.device_end = None
         if step.state == SETTLED:
-            # Cancelled while its launch ran: its record was left to us.
-            if self.pipeline.sink is not None:
-                self.pipeline.sink(step)
-            self.pipeline.settling.detached_ended(step)
-            return
-        # It did not get to the device: settled and recorded at once.
-        self.pipeline.on_device -= 1
-        step.state = ACQUIRED
-        self.fail_step(step, LaunchError, failed.what, failed.cause)
+            # Cancelled while its launch ran.
+            pipeline.settling.detached_ended(step)
+            if isinstance(failed.cause, DeviceLost):
+                pipeline.settling.device_lost(step, failed.cause)
+        else:
+            # It did not get to the device: settled and recorded at once.
+            pipeline.on_device -= 1
+            step.state = ACQUIRED
+            self.fail_step(step, LaunchError, failed.what, failed.cause)
+        if lost is not None:
+            pipeline.quarantine.take(None, lost)

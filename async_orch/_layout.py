@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,9 +54,8 @@ class Layout:
             raise ConfigurationError("a Layout needs at least one field, e.g. Layout(tokens=('i4', (16,)))")
         end = 0
         self._fields: dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int]] = {}
-        for name, (spec, shape) in fields.items():
-            dtype = np.dtype(spec)
-            dims = tuple(int(n) for n in shape)
+        for name, field in fields.items():
+            dtype, dims = _parse(name, field)
             if dtype.hasobject or dtype.itemsize == 0:
                 raise ConfigurationError(f"field {name!r}: {dtype} is not a fixed-size type without objects")
             if any(n < 0 for n in dims):
@@ -80,6 +80,20 @@ class Layout:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}=({d.str!r}, {dims})" for name, (d, dims, _, _) in self._fields.items())
         return f"Layout({fields})"
+
+
+def _parse(name: str, field: object) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    if not isinstance(field, tuple) or len(field) != 2:
+        raise ConfigurationError(f"field {name!r} must be a pair such as ('i4', (16,)), got {field!r}")
+    spec, shape = field
+    try:
+        dtype = np.dtype(spec)
+    except TypeError as exc:
+        raise ConfigurationError(f"field {name!r}: {spec!r} is no numpy type") from exc
+    try:
+        return dtype, tuple(operator.index(n) for n in shape)
+    except TypeError as exc:
+        raise ConfigurationError(f"field {name!r}: the shape must be a tuple of ints, got {shape!r}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,8 @@ class SlotSpec:
 
     def __post_init__(self) -> None:
         if self.image is not None:
+            if not isinstance(self.image, Layout):
+                raise ConfigurationError(f"image must be a Layout, got {self.image!r}; a size goes in image_nbytes")
             if self.image_nbytes == -1:
                 object.__setattr__(self, "image_nbytes", self.image.nbytes)
             elif self.image_nbytes < self.image.nbytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import anyio
 
 from async_orch._handle import StepHandle, StepResult
-from async_orch.exceptions import OrchError
+from async_orch.exceptions import OrchError, OrchestratorClosed
 
 if TYPE_CHECKING:
     from async_orch._submitting import Submitting
@@ -37,10 +36,9 @@ class _Window(Generic[StepT, ResultT]):
         self.last: StepHandle[ResultT] | None = None
         self.limit = limit
         self.pending: deque[StepHandle[ResultT]] = deque()
-        self.exhausted = False
+        self.exhausted = self.stopped = False
         self.error: Exception | None = None
         self.loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()
         self.scope: anyio.CancelScope | None = None
         self.changed: asyncio.Future[None] | None = None
 
@@ -50,6 +48,15 @@ class _Window(Generic[StepT, ResultT]):
         self.pending.append(handle)
         if self.chain:
             self.last = handle
+        if self.stopped:
+            # Nobody iterates any more: the cancel of the feeder came too late for this step.
+            self.stop()
+
+    def end(self, error: Exception | None = None) -> None:
+        """No further steps; ``error`` is raised after the results of those submitted."""
+        self.exhausted = True
+        self.error = error
+        self.signal()
 
     def signal(self) -> None:
         """Wake whoever waits for a change of the window (the consumer or the feeder: never both)."""
@@ -62,7 +69,8 @@ class _Window(Generic[StepT, ResultT]):
 
     def stop(self) -> None:
         """End the source; remove the steps not launched and detach the others."""
-        self.exhausted = True
+        self.exhausted = self.stopped = True
+        self.signal()
         if self.scope is not None:
             self.scope.cancel()
         while self.pending:
@@ -119,7 +127,10 @@ class StepIterator(Generic[StepT, ResultT]):
         while not window.pending:
             if self._held:
                 # Other callers have taken all the room: stand in line like anyone else.
-                await window.submit(self._held[0])
+                try:
+                    await window.submit(self._held[0])
+                except Exception as exc:  # noqa: BLE001 - raised below; the step cannot be submitted
+                    window.end(exc)
                 self._held.clear()
             elif window.exhausted:
                 if window.error is None:
@@ -154,11 +165,10 @@ class StepIterator(Generic[StepT, ResultT]):
                 try:
                     self._held.append(next(iterator))
                 except StopIteration:
-                    window.exhausted = True
+                    window.end()
                     return
                 except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
-                    window.exhausted = True
-                    window.error = exc
+                    window.end(exc)
                     return
             try:
                 if window.chain or window.program is not None:
@@ -166,6 +176,10 @@ class StepIterator(Generic[StepT, ResultT]):
                 else:
                     handle = submit(self._held[0])
             except anyio.WouldBlock:
+                return
+            except Exception as exc:  # noqa: BLE001 - the step cannot be submitted: raised after the results before it
+                window.end(exc)
+                self._held.clear()
                 return
             self._held.clear()
             pending.append(handle)
@@ -178,11 +192,16 @@ class StepIterator(Generic[StepT, ResultT]):
 
     def __del__(self) -> None:
         window: _Window[Any, Any] | None = getattr(self, "_window", None)
-        if window is None or (window.exhausted and not window.pending):
+        if window is None or (window.exhausted and not window.pending) or window.loop.is_closed():
             return
-        if threading.get_ident() == window.thread:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is window.loop:
             window.stop()
-        elif not window.loop.is_closed():
+        else:
+            # Collected by another thread, or between two runs of the loop: it stops when that turns again.
             window.loop.call_soon_threadsafe(window.stop)
 
 
@@ -197,11 +216,13 @@ async def _feed(window: _Window[Any, Any], source: AsyncIterator[Any]) -> None:
                     await window.wait_changed()
                 await window.submit(item)
                 window.signal()
+            window.end()
         except Exception as exc:  # noqa: BLE001 - the caller's iterable failed: raised after its results
-            window.error = exc
+            window.end(exc)
         finally:
-            window.exhausted = True
-            window.signal()
+            if not window.exhausted:
+                # Cut off: whoever iterates must not take that for the end of the source.
+                window.end(OrchestratorClosed("the orchestrator was closed before the source of map() had ended"))
             close = getattr(source, "aclose", None)
             if close is not None:
                 with anyio.move_on_after(SOURCE_CLOSE_TIMEOUT_S, shield=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from async_orch._allocation import give_back, touched
 from async_orch._config import OrchestratorConfig
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
 from async_orch._slot import SlotMemory, SlotSizes, Staging
-from async_orch.abc import Backend, Fence
-from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
+from async_orch.abc import Backend, Buffer, Fence
+from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 
 if TYPE_CHECKING:
     from async_orch._step import Step
@@ -43,6 +44,7 @@ class MemoryPlan:
     ) -> None:
         self._backend = backend
         self.runtimes = runtimes
+        self.has_memory = has_memory
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
         self.step_path_allocs = 0
@@ -55,7 +57,8 @@ class MemoryPlan:
         self.classes = self._make_classes(config, needed)
         self.image_nbytes = max(c.sizes.image_nbytes for c in self.classes)
         staging_count = config.staging_count if self.image_nbytes else 0
-        self.staging: Ring[Staging] = Ring([])
+        on_free = self._staging_freed if self._tells_released else None
+        self.staging: Ring[Staging] = Ring([], fifo=self._fifo, on_free=on_free)
         self._staging_count = staging_count
 
     def _make_classes(self, config: OrchestratorConfig, needed: SlotSizes) -> list[SlotClass]:
@@ -75,16 +78,12 @@ class MemoryPlan:
 
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
-        staging = []
         for i in range(self._staging_count):
-            buffer = self._backend.alloc_host(self.image_nbytes, name=f"staging{i}")
-            staging.append(Staging(buffer, []))
-            self.staging.items.append(staging[-1])
-            self._backend.touch(buffer)
-            self._make_views(staging[-1])
-        on_free = self._staging_freed if self._tells_released else None
-        self.staging = Ring(staging, fifo=self._fifo, on_free=on_free)
+            staging = Staging(self._new_staging_buffer(f"staging{i}"), [])
+            self.staging.add(staging)
+            self._make_views(staging)
         total = sum(len(c.memories) for c in self.classes)
+        self._check_room(total)
         count = 0
         for slot_class in self.classes:
             for memory in slot_class.memories:
@@ -99,6 +98,16 @@ class MemoryPlan:
                         f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
                         f"({slot_class.sizes}); lower slots or the sizes ({exc})"
                     ) from exc
+
+    def _check_room(self, total: int) -> None:
+        """Refuse rings that cannot fit before anything of them is touched."""
+        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
+        free = self._backend.free_nbytes()
+        if not self.naive and free is not None and needed > free:
+            raise OutOfDeviceMemory(
+                f"the rings do not fit: {total} slots need {needed} B of device memory, {free} B are free; lower slots "
+                f"or the sizes ({self.classes[-1].sizes})"
+            )
 
     def _make_views(self, staging: Staging) -> None:
         array = staging.buffer.array
@@ -125,7 +134,7 @@ class MemoryPlan:
     def prepare_slot(self, slot_class: SlotClass, memory: SlotMemory, step: Step) -> None:
         """Before a step gets a slot: allocate it (mode naive), or grow it to what the step needs.
 
-        Raises `OutOfDeviceMemory`; the slot is then as it was.
+        Raises `OutOfDeviceMemory`; the slot is then as it was. Raises `PipelineFailed` if ``slots_changed`` raised.
         """
         if self.naive:
             start = self._backend.clock_ns()
@@ -140,13 +149,19 @@ class MemoryPlan:
             return
         if step.extras is None or step.extras.sizes is None or step.extras.sizes.fits_in(memory.sizes):
             return
-        slot_class.sizes = slot_class.sizes.or_larger(step.extras.sizes)
-        before = memory.sizes
-        memory.grow(self._backend, slot_class.sizes)
+        before, wanted = memory.sizes, slot_class.sizes.or_larger(step.extras.sizes)
+        memory.grow(self._backend, wanted)
+        slot_class.sizes = wanted  # only now: what did not fit is not what later steps are to be given
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="slots", seq=step.seq, before=str(before), after=str(memory.sizes))
         for runtime in self.runtimes:
-            runtime.slots_changed([c for each in self.classes for c in each.memories])
+            try:
+                runtime.slots_changed([c for each in self.classes for c in each.memories])
+            except Exception as exc:
+                raise PipelineFailed(
+                    f"slots_changed raised: {type(exc).__name__}: {exc}; program {runtime.name!r} does not know where "
+                    "its slots are now"
+                ) from exc
 
     def prepare_staging(self, staging: Staging, step: Step) -> None:
         """Before a step is built: grow its staging buffer if the step's image needs it."""
@@ -155,31 +170,40 @@ class MemoryPlan:
         nbytes = step.extras.sizes.image_nbytes
         if nbytes <= staging.buffer.nbytes:
             return
-        self.image_nbytes = max(self.image_nbytes, nbytes)
-        old, buffer = staging.buffer, self._backend.alloc_host(self.image_nbytes, name="staging")
-        self._backend.touch(buffer)
-        staging.buffer = buffer
+        before, self.image_nbytes = self.image_nbytes, max(self.image_nbytes, nbytes)
+        try:
+            buffer = self._new_staging_buffer("staging")
+        except BaseException:
+            self.image_nbytes = before  # what did not fit is not what later steps are to be given
+            raise
+        old, staging.buffer = staging.buffer, buffer
         self._make_views(staging)
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="staging", seq=step.seq, before=old.nbytes, after=buffer.nbytes)
-        old.free()
+        give_back(old)
 
     def replace_staging(self) -> None:
         """A quarantined staging buffer is followed by a new one."""
-        buffer = self._backend.alloc_host(self.image_nbytes, name="staging")
-        self._backend.touch(buffer)
-        staging = Staging(buffer, [])
+        staging = Staging(self._new_staging_buffer("staging"), [])
         self._make_views(staging)
         self.staging.add(staging)
 
-    def replace_slot(self, slot_class: SlotClass) -> None:
+    def replace_slot(self, ring: Ring[SlotMemory]) -> None:
         """A quarantined slot is followed by a new one."""
+        slot_class = next(each for each in self.classes if each.ring is ring)
         memory = SlotMemory()
-        memory.allocate_host(self._backend, slot_class.sizes)
-        if not self.naive:
-            memory.allocate_device(self._backend, slot_class.sizes)
+        try:
+            memory.allocate_host(self._backend, slot_class.sizes)
+            if not self.naive:
+                memory.allocate_device(self._backend, slot_class.sizes)
+        except BaseException:
+            memory.free()
+            raise
         slot_class.memories.append(memory)
-        slot_class.ring.add(memory)
+        ring.add(memory)
+
+    def _new_staging_buffer(self, name: str) -> Buffer:
+        return touched(self._backend, self._backend.alloc_host(self.image_nbytes, name=name))
 
     # -- counts --------------------------------------------------------------------------------------------
 
@@ -203,7 +227,7 @@ class MemoryPlan:
         """Free what nobody may still touch: leased and quarantined buffers stay mapped."""
         for i, staging in enumerate(self.staging.items):
             if self.staging.is_free(i):
-                staging.buffer.free()
+                give_back(staging.buffer)
         for slot_class in self.classes:
             for i, memory in enumerate(slot_class.memories):
                 if slot_class.ring.is_free(i):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
 from async_orch._events import emit
+from async_orch._fences import Waker
+from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
 from async_orch._program import ProgramRuntime, StepProgram
@@ -29,6 +32,7 @@ from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
+from async_orch.exceptions import OrchError
 
 __all__ = ["Opened"]
 
@@ -59,6 +63,7 @@ class Opened:
         self.runtimes: dict[str, ProgramRuntime] = {}
         self.plain: ProgramRuntime | None = None
         """The only program, if its steps are alike: what a submit without arguments means."""
+        self.reopening = asyncio.Lock()
         self._outer = AsyncExitStack()
         self._inner = AsyncExitStack()
         self._hook_done: asyncio.Future[None] | None = None
@@ -69,7 +74,10 @@ class Opened:
             await self._open_outer(backend)
             await self.open_inner()
         except BaseException:
-            await self.close()
+            try:
+                await finish(self.close())
+            except Exception as exc:  # noqa: BLE001 - what made opening fail is what the caller must see
+                emit("error", "orchestrator.leaving_failed", error=repr(exc))
             raise
 
     async def _open_outer(self, backend: str | Backend) -> None:
@@ -91,13 +99,18 @@ class Opened:
         opening = self._opening_event(maker)
         if targets:
             self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
-            outer.callback(self.writer.close, WRITER_TIMEOUT_S)
+            outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
-            self.device_thread = WorkerPool("device", 1, _call, self._wake)
+            waker = Waker(self.loop, self._device_thread_woke)
+            outer.callback(waker.close)
+            self.device_thread = WorkerPool("device", 1, _call, waker.wake)
         emit("info", **opening)
 
-    async def open_inner(self) -> None:
-        """Streams, rings and programs; after a failure `close` or `close_inner` frees what there is."""
+    async def open_inner(self, loss: OrchError | None = None) -> None:
+        """Streams, rings and programs; after a failure `close` or `close_inner` frees what there is.
+
+        Until all of it is open nothing is accepted: after ``loss``, every submit gets that.
+        """
         config, backend, inner = self.config, self.backend, self._inner
         copy_stream = backend.create_stream("copy")
         inner.callback(backend.close_stream, copy_stream)
@@ -105,7 +118,7 @@ class Opened:
         inner.callback(backend.close_stream, compute_stream)
         strict = config.strict_alloc and config.mode != "naive"
         device = self.device = Device(backend, compute_stream, copy_stream, strict=strict)
-        inner.callback(device.free_all)
+        inner.callback(self._free_resident, device)
         self.runtimes = {
             name: ProgramRuntime(name, i, program) for i, (name, program) in enumerate(self.programs.items())
         }
@@ -119,19 +132,28 @@ class Opened:
         self.pipeline = Pipeline(
             self.loop, config, backend, (copy_stream, compute_stream), memory, self.counts, sink, self.device_thread
         )
+        self.pipeline.failure = loss
         inner.callback(self.pipeline.stop)
         for runtime in runtimes:
             program = runtime.program
             inner.push_async_callback(self.on_device_thread, program.close)
             if program.slot.image_at == "fixed":
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
+            device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
         device.arm()
+        self.pipeline.failure = None
+
+    def _free_resident(self, device: Device) -> None:
+        # A hook that hangs on the device thread may still touch it: then it stays mapped, and shows in the statistics.
+        if self.device_thread is None or not self.device_thread.busy:
+            device.free_all()
+
+    def _close_writer(self, writer: RecordWriter) -> None:
+        if not writer.close(min(WRITER_TIMEOUT_S, self.config.drain_timeout_s)):
+            self.threads_abandoned += 1
 
     # -- hooks on the device thread ------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        self.loop.call_soon_threadsafe(self._device_thread_woke)
 
     def _device_thread_woke(self) -> None:
         if self._hook_done is not None:
@@ -147,7 +169,7 @@ class Opened:
             # Busy only if a launch hangs: then close runs here rather than never.
             hook()
             return
-        self._hook_done = self.loop.create_future()
+        done = self._hook_done = self.loop.create_future()
         failed: list[BaseException] = []
 
         def call() -> None:
@@ -157,17 +179,25 @@ class Opened:
                 failed.append(exc)
 
         thread.submit(call)
+
+        async def returned() -> None:
+            await done
+
         try:
-            await self._hook_done
+            # Memory cannot be freed under a hook that runs: a cancel waits for it, though not for ever.
+            await finish(returned(), self.config.drain_timeout_s)
         finally:
             self._hook_done = None
-        thread.take()
+            if done.done() and not done.cancelled():
+                thread.take()
         if failed:
             raise failed[0]
 
     def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
         """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
-        config = asdict(self.config) | {"step_log": None, "observers": len(self.config.observers)}
+        log = self.config.step_log
+        words = str(log) if isinstance(log, str | os.PathLike) else None if log is None else type(log).__name__
+        config = asdict(replace(self.config, step_log=words, observers=())) | {"observers": len(self.config.observers)}
         return {
             "event": "orchestrator.opened",
             "schema": logs.SCHEMA,
@@ -190,10 +220,13 @@ class Opened:
         """Stop the workers and free the device's memory, except what somebody may still touch."""
         pipeline = getattr(self, "pipeline", None)
         if pipeline is not None:
-            for step in list(pipeline.retire.queue):
-                # Its fence never came: the record says what is known.
-                if step.state >= LAUNCHING and not step.recorded and self.writer is not None:
-                    self.writer.put(step)
+            busy = pipeline.launch.busy
+            for step in [*pipeline.retire.queue, *(() if busy is None else (busy,))]:
+                # Its launch did not return or its fence never came: the record says what is known.
+                if step.state >= LAUNCHING and not step.recorded:
+                    step.recorded = True
+                    if self.writer is not None:
+                        self.writer.put(step)
             for pool in (pipeline.build.pool, pipeline.retire.pool):
                 if pool is not None:
                     pool.stop()

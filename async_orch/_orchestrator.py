@@ -10,11 +10,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
+from anyio.abc import TaskGroup
 
 from async_orch._barrier import inside_barrier
 from async_orch._config import OrchestratorConfig, OrchestratorOptions, resolve_config
 from async_orch._device import off_step_path
 from async_orch._engine_program import EngineProgram, unwrap
+from async_orch._events import emit
+from async_orch._finish import finish
 from async_orch._handle import StepHandle, fresh_error
 from async_orch._opening import Opened
 from async_orch._program import StepProgram
@@ -103,33 +106,58 @@ class Orchestrator(Submitting[StepT, ResultT]):
             raise OrchestratorClosed("the orchestrator was left without having been entered")
         if asyncio.current_task() is not self._owner:
             raise MisuseError("an orchestrator must be left in the task that entered it")
-        late: TimeoutError | None = None
-        try:
-            if error is None:
-                late = await self._drain_for(self.config.drain_timeout_s)
-        finally:
-            # Shielded and bounded: a cancel of this task must not leave leases, threads or memory behind.
-            opened.pipeline.accepting = False
-            with anyio.CancelScope(shield=True):
-                self._cancel_all()
-                await self._settle_leases()
-            tasks.cancel_scope.shield = True
-            tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
-            self._last_statistics = statistics_of(opened)
-            self._opened = None
-            await opened.close()
-            self._last_statistics = statistics_of(opened)
-        if late is not None:
-            raise late
+        failures: list[BaseException] = []
 
-    async def _drain_for(self, timeout_s: float) -> TimeoutError | None:
+        async def attempt(part: Awaitable[None]) -> None:
+            try:
+                await part
+            except BaseException as exc:  # noqa: BLE001 - raised below, once everything is closed
+                failures.append(exc)
+
+        if error is None:
+            await attempt(self._drain_for(self.config.drain_timeout_s))
+        await attempt(finish(self._settle(opened)))
+        await attempt(self._end_feeders(tasks))
+        self._last_statistics = statistics_of(opened)
+        self._opened = None
+        await attempt(finish(opened.close()))
+        self._last_statistics = statistics_of(opened)
+        self._raise(error, failures)
+
+    @staticmethod
+    def _raise(error: BaseException | None, failures: list[BaseException]) -> None:
+        """A cancel or interrupt that came while leaving goes first, then the body's exception, then what failed."""
+        urgent = next((exc for exc in failures if not isinstance(exc, Exception)), None)
+        chosen = error if isinstance(error, asyncio.CancelledError) else urgent or error
+        if chosen is None and failures:
+            chosen = failures[0]
+        for failure in failures:
+            if failure is not chosen:
+                emit("error", "orchestrator.leaving_failed", error=repr(failure))
+        if chosen is not None and chosen is not error:
+            raise chosen
+
+    async def _settle(self, opened: Opened) -> None:
+        """Cancel what is left and wait for the last fences; bounded."""
+        with anyio.move_on_after(self.config.drain_timeout_s):
+            async with opened.reopening:
+                pass
+        opened.pipeline.accepting = False
+        self._cancel_all()
+        await self._settle_leases()
+
+    async def _end_feeders(self, tasks: TaskGroup) -> None:
+        tasks.cancel_scope.shield = True
+        tasks.cancel_scope.cancel()
+        await tasks.__aexit__(None, None, None)
+
+    async def _drain_for(self, timeout_s: float) -> None:
         with anyio.move_on_after(timeout_s) as scope:
             await self.drain()
         oldest = self.oldest()
         if not scope.cancelled_caught or oldest is None:
-            return None
-        return TimeoutError(
+            return
+        raise TimeoutError(
             f"leaving took longer than drain_timeout_s={timeout_s} s: step {oldest.step_id!r} (seq {oldest.seq}) "
             f"was still {oldest.status}; it and the steps behind it were cancelled"
         )
@@ -139,7 +167,7 @@ class Orchestrator(Submitting[StepT, ResultT]):
         closed = OrchestratorClosed("the orchestrator was closed before the step was accepted")
         pipeline.admission.refuse(closed)
         pipeline.barriers.fail(closed)
-        for step in list(pipeline.live.values()):
+        for step in reversed(list(pipeline.live.values())):  # those that need another before that other
             text = f"step {step.step_id!r} (seq {step.seq}) was cancelled because the orchestrator closed"
             error = StepCancelled(text, stage=step.status, step_id=step.step_id, seq=step.seq)
             pipeline.settling.drop(step, "cancelled", error)
@@ -175,15 +203,15 @@ class Orchestrator(Submitting[StepT, ResultT]):
             await barrier.reached
             if barrier.error is not None:
                 raise fresh_error(barrier.error)
-            inside_barrier.set(self)
+            inside_barrier.set(barrier)
             with off_step_path():
                 value = fn()
                 if inspect.isawaitable(value):
                     value = await value
             return value
         finally:
-            inside_barrier.reset(token)
             barriers.take_down(barrier)
+            inside_barrier.reset(token)
 
     async def reopen(self) -> Reopened:
         """After `DeviceLost`: reset the device, allocate the rings and call ``program.open`` again.

@@ -19,6 +19,7 @@ from async_orch._express import ExpressWay
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
+from async_orch._quarantine import Quarantine
 from async_orch._retire import RetireStage
 from async_orch._settling import Settling
 from async_orch._step import Step
@@ -83,6 +84,7 @@ class Pipeline:
         self.lost_steps = 0
         self.admission = Admission(self)
         self.settling = Settling(self)
+        self.quarantine = Quarantine(self)
         self.barriers = Barriers(self)
         self.build = BuildStage(self)
         self.acquire = AcquireStage(self)
@@ -94,6 +96,7 @@ class Pipeline:
         self.pumping = False
         self._again = False
         self._turn_end_ns = 0
+        self._interrupt: BaseException | None = None
         self.express = ExpressWay(self)
 
     # -- moving --------------------------------------------------------------------------------------------
@@ -107,9 +110,12 @@ class Pipeline:
         self.pumping = True
         try:
             self.express.run(step)
+        except BaseException as exc:
+            self._broken(exc)
+            raise
         finally:
             self.pumping = False
-        if self._again or self.retire.queue or self.admission.waiting or self._conditions:
+        if self._again or self.retire.queue or self.admission.waiting or self._conditions or self._interrupt:
             self.pump()
 
     def pump(self) -> None:
@@ -143,14 +149,25 @@ class Pipeline:
                     barriers.look()
                 if not moved and not self._again:
                     break
-        except Exception as exc:
-            # Hooks and the device are handled where they are called; what gets here is a defect of the engine.
-            self.settling.fail(PipelineFailed(f"the engine failed: {exc!r}"), exc)
+        except BaseException as exc:
+            self._broken(exc)
             raise
         finally:
             self.pumping = False
-        if self._conditions:
-            self._tell_conditions()
+            if self._conditions:
+                self._tell_conditions()
+        if self._interrupt is not None:
+            interrupt, self._interrupt = self._interrupt, None
+            raise interrupt
+
+    def hook_raised(self, error: BaseException) -> None:
+        """An inline hook failed. What interrupts the program comes out of the pump once everything is in order."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            self._interrupt = error
+
+    def _broken(self, error: BaseException) -> None:
+        # Hooks and the device are handled where they are called; what gets here is a defect of the engine.
+        self.settling.fail(PipelineFailed(f"the engine failed: {error!r}"), error)
 
     def turn_is_over(self, now_ns: int) -> bool:
         """Called before an inline hook: True once hooks have held this turn for `TURN_NS`; pumps again later."""
@@ -232,6 +249,8 @@ class Pipeline:
     def stop(self) -> None:
         """Accept nothing more and forget timers; the steps have settled."""
         self.accepting = False
+        self.build.stop()
+        self.retire.stop()
         self.watchdog.stop()
         self.waker.close()
         self.watcher.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -172,6 +173,9 @@ def validate_program(program: object) -> StepProgram[Any, Any]:
     if not isinstance(spec, SlotSpec):
         raise ConfigurationError(f"{type(program).__name__}.slot must be a SlotSpec, got {spec!r}")
     cls = type(program)
+    for hook in ("open", "build", "launch", "feed", "collect", "sizes", "slots_changed", "close"):
+        if inspect.iscoroutinefunction(getattr(cls, hook)):
+            raise ConfigurationError(f"{cls.__name__}.{hook} is async; hooks are plain functions and never wait")
     if spec.image_nbytes > 0 and cls.build is StepProgram.build:
         raise ConfigurationError(f"{cls.__name__}.slot has an image but {cls.__name__} defines no build()")
     if spec.output_nbytes > 0 and cls.collect is StepProgram.collect:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from async_orch._events import emit
-from async_orch.exceptions import DeviceLost, MisuseError
+from async_orch._finish import finish
+from async_orch.exceptions import DeviceLost, MisuseError, OrchestratorClosed
 
 if TYPE_CHECKING:
     from async_orch._opening import Opened
@@ -35,25 +36,30 @@ class Reopened:
 
 async def reopen(opened: Opened) -> Reopened:
     """See `Orchestrator.reopen`."""
-    old = opened.pipeline
-    failure = old.failure
+    if opened.reopening.locked():
+        raise MisuseError("a reopen() is under way already; wait for that one")
+    if not opened.pipeline.accepting:
+        raise OrchestratorClosed("the orchestrator is being left")
+    failure = opened.pipeline.failure
     if not isinstance(failure, DeviceLost):
         raise MisuseError("reopen() is for a lost device; this one is not lost")
+    async with opened.reopening:
+        return await finish(_reopen(opened, failure))
+
+
+async def _reopen(opened: Opened, failure: DeviceLost) -> Reopened:
+    old = opened.pipeline
     lost_steps = old.lost_steps
     resident = opened.device.resident_nbytes
-    abandoned = 0
-    with anyio.CancelScope(shield=True):
-        # A reset ends what still hangs on the device, so that its fences come.
-        usable = opened.backend.reset()
-        if usable:
-            with anyio.move_on_after(SETTLE_TIMEOUT_S):
-                old.watch_everything()
-                old.pump()
-                await old.wait_until(old.quiet)
-        abandoned = opened.memory.leased()
-        if not usable:
-            raise DeviceLost(f"the device cannot be reset in this process; start a new one ({failure})")
-        await opened.close_inner()
-        await opened.open_inner()
+    # A reset ends what still hangs on the device, so that its fences come.
+    if not opened.backend.reset():
+        raise DeviceLost(f"the device cannot be reset in this process; start a new one ({failure})")
+    with anyio.move_on_after(SETTLE_TIMEOUT_S):
+        old.watch_everything()
+        old.pump()
+        await old.wait_until(old.quiet)
+    abandoned = opened.memory.leased()
+    await opened.close_inner()
+    await opened.open_inner(failure)
     emit("info", "device.reopened", lost_steps=lost_steps, lost_resident_nbytes=resident)
     return Reopened(str(failure), lost_steps, resident, abandoned)

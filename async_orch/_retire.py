@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from async_orch._collect import NO_OUTPUT, CollectJob, collect, escaped
 from async_orch._escape import escapes
 from async_orch._events import emit
 from async_orch._stage import Stage
@@ -17,36 +16,14 @@ from async_orch.exceptions import (
     CopyError,
     LaunchError,
     OrchError,
-    OutputEscaped,
-    PipelineFailed,
     StepError,
     StepTimeout,
 )
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
-    from async_orch._program import ProgramRuntime
 
 __all__ = ["RetireStage"]
-
-
-NO_OUTPUT: ByteArray = np.empty(0, np.uint8)
-NO_OUTPUT.flags.writeable = False
-"""What ``collect`` of a program without output sees."""
-
-
-class CollectJob:
-    """One ``collect`` on the collect thread."""
-
-    __slots__ = ("abandoned", "error", "output", "payload", "step", "view")
-
-    def __init__(self, step: Step, view: ByteArray) -> None:
-        self.step = step
-        self.payload = step.payload
-        self.view = view
-        self.output: Any = None
-        self.error: Exception | None = None
-        self.abandoned = False
 
 
 class RetireStage(Stage):
@@ -61,7 +38,7 @@ class RetireStage(Stage):
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
-            self.pool = WorkerPool("collect", 1, self._collect, pipeline.waker.wake)
+            self.pool = WorkerPool("collect", 1, collect, pipeline.waker.wake)
 
     def head(self) -> Step | None:
         """The oldest step that is on the device or being collected."""
@@ -141,25 +118,18 @@ class RetireStage(Stage):
             return NO_OUTPUT
         return view if view.nbytes == step.d2h_nbytes else view[: max(step.d2h_nbytes, 0)]
 
-    @staticmethod
-    def escaped(program: ProgramRuntime) -> OutputEscaped:
-        """The error for a collect that kept memory of its view."""
-        return OutputEscaped(
-            f"collect of {type(program.program).__name__} returned memory of the output view, "
-            "which a later step overwrites; return a copy, e.g. output.copy()"
-        )
-
     def _collect_inline(self, step: Step) -> None:
         program = step.program
         output: Any = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if program.has_collect:
             view = self.view(step)
             try:
                 output = program.collect(step.payload, view)
                 if output is not None and escapes(output, view):
-                    raise self.escaped(program)
-            except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                    raise escaped(program)
+            except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
+                self.pipeline.hook_raised(exc)
                 failure = exc
             elapsed = self.pipeline.now() - step.retire_start_ns
             if elapsed > self.blocked_ns:
@@ -178,17 +148,6 @@ class RetireStage(Stage):
         if self.pool is not None:
             self.pool.submit(job)
 
-    def _collect(self, job: CollectJob) -> None:
-        """On the collect thread."""
-        program, view = job.step.program, job.view
-        try:
-            output = program.collect(job.payload, view)
-            if output is not None and escapes(output, view):
-                raise self.escaped(program)
-            job.output = output
-        except Exception as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-            job.error = exc
-
     def _take_finished(self) -> bool:
         pool, job = self.pool, self.collecting
         if pool is None or job is None:
@@ -199,15 +158,22 @@ class RetireStage(Stage):
         if done is None:
             return False
         self.collecting = None
-        extras = job.step.extras
-        if extras is not None and extras.stage_timer is not None:
-            extras.stage_timer.cancel()
-            extras.stage_timer = None
+        self._stop_timer(job)
         self.queue.popleft()
         self.collected(job.step, job.output, job.error)
         return True
 
-    def collected(self, step: Step, output: Any, failure: Exception | None) -> None:
+    @staticmethod
+    def _stop_timer(job: CollectJob) -> None:
+        if job.step.extras is not None:
+            job.step.extras.stop_stage_timer()
+
+    def stop(self) -> None:
+        """The orchestrator closes: no time limit may strike any more."""
+        if self.collecting is not None:
+            self._stop_timer(self.collecting)
+
+    def collected(self, step: Step, output: Any, failure: BaseException | None) -> None:
         """The slot returns, then the step settles."""
         pipeline = self.pipeline
         step.retire_end_ns = pipeline.now()
@@ -238,8 +204,7 @@ class RetireStage(Stage):
         self.collecting = None
         job.abandoned = True
         self.queue.popleft()
-        slot_class = pipeline.memory.class_of(step)
-        self.lose_slot(step)
+        slot, step.slot = step.slot, None
         step.retire_end_ns = pipeline.now()
         limit_s = pipeline.config.collect_timeout_s
         text = f"step {step.step_id!r} (seq {step.seq}): collect did not return within collect_timeout_s={limit_s} s"
@@ -249,16 +214,8 @@ class RetireStage(Stage):
         else:
             error = StepTimeout(text, stage="retire", step_id=step.step_id, seq=step.seq)
             pipeline.settling.drop(step, "failed", error)
-        if pipeline.counts.replaced >= pipeline.config.max_quarantined:
-            limit = pipeline.config.max_quarantined
-            pipeline.settling.fail(PipelineFailed(f"max_quarantined={limit} buffers are lost to hooks that hang"))
-        else:
-            pipeline.counts.replaced += 1
-            try:
-                pipeline.memory.replace_slot(slot_class)
-                pool.replace_thread()
-            except OrchError as exc:
-                pipeline.settling.fail(PipelineFailed(f"a quarantined slot could not be replaced: {exc}"), exc)
+        if pipeline.quarantine.take(None, slot):
+            pool.replace_thread()
         pipeline.pump()
 
     # -- the other outcomes --------------------------------------------------------------------------------
@@ -269,8 +226,6 @@ class RetireStage(Stage):
         pipeline.release_slot(step)
         if step.retire_end_ns == UNKNOWN:
             step.retire_end_ns = pipeline.now()
-        if not step.recorded and pipeline.sink is not None:
-            pipeline.sink(step)
         pipeline.settling.detached_ended(step)
 
     def _device_failed(self, step: Step, error: BaseException) -> None:
@@ -286,19 +241,29 @@ class RetireStage(Stage):
             return
         step.state = RETIRING
         if copy_end is not None and copy_end.error is not None:
-            self._fail(step, CopyError, "the copy of its image failed on the device", error)
+            self._fail(step, CopyError, "the copy of its image failed on the device", error, "h2d")
         elif device_end is not None and device_end.error is not None:
-            self._fail(step, LaunchError, "its kernels failed on the device", error)
+            what = "reclaim raised" if step.program.slot_at_build else "its kernels failed"
+            self._fail(step, LaunchError, what, error, "device")
         else:
-            self._fail(step, CollectError, "the copy of its output failed on the device", error)
+            self._fail(step, CollectError, "the copy of its output failed on the device", error, "retire")
 
-    def _fail(self, step: Step, kind: type[StepError], what: str, cause: BaseException) -> None:
+    def _fail(self, step: Step, kind: type[StepError], what: str, cause: BaseException, stage: str) -> None:
         step.retire_end_ns = self.pipeline.now()
         self.pipeline.release_slot(step)
-        self.fail_step(step, kind, what, cause)
+        self.fail_step(step, kind, what, cause, stage=stage)
 
     def read_clocks(self, step: Step) -> None:
-        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with."""
+        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with.
+
+        A time that the driver cannot give is unknown; the step is none the worse for it.
+        """
+        try:
+            self._read_clocks(step)
+        except OrchError:
+            step.copy_start = step.device_start = step.d2d_start = None
+
+    def _read_clocks(self, step: Step) -> None:
         copy_start, copy_end = step.copy_start, step.copy_end
         if copy_start is not None and copy_end is not None:
             started, ended = copy_start.time_ns(), copy_end.time_ns()

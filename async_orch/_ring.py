@@ -171,6 +171,11 @@ class Lease(Generic[ItemT]):
         self._ring.quarantine(self)
 
     @property
+    def ring(self) -> Ring[ItemT]:
+        """The ring that the buffer belongs to."""
+        return self._ring
+
+    @property
     def ended(self) -> bool:
         """Whether the lease has ended."""
         return not self._ring.owns(self)

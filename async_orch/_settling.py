@@ -71,7 +71,8 @@ class Settling:
             self._settle_dependents(step)
         if outcome != "detached":
             step.payload = None
-        if outcome == "failed" and self._policy == "fail_pipeline" and pipeline.failure is None:
+        if outcome == "failed" and self._policy == "fail_pipeline" and not isinstance(error, DependencyFailed):
+            # The failure at the root does this, not what it entails: behind a cancel there is none.
             self.fail(PipelineFailed(f"the pipeline failed because a step did: {error}"), error)
 
     def drop(self, step: Step, outcome: str, error: OrchError) -> None:
@@ -112,7 +113,8 @@ class Settling:
         if root is None:
             return
         step.after_seq = root.seq
-        if root.state != SETTLED or (root.outcome == "detached" and not root.collected):
+        if root.state != SETTLED or (root.slot is not None and not root.collected):
+            # Not over yet; a detached one has its slot as long as the device works on it.
             if root.dependents is None:
                 root.dependents = []
             root.dependents.append(step)
@@ -120,7 +122,7 @@ class Settling:
             self._doom(step, root)
 
     def _end_extras(self, extras: Extras) -> None:
-        extras.stop_timers()
+        extras.stop_timer()
         extras.after = None
         extras.wait_for = ()
         extras.wake_launch_waiters()
@@ -128,7 +130,7 @@ class Settling:
     def _expire(self, step: Step) -> None:
         if step.state == SETTLED or step.extras is None:
             return
-        stage, building = step.status, step.state == BUILDING and self._pipeline.build.holds(step)
+        stage, building = step.status, step.state == BUILDING and self._pipeline.build.writes(step)
         text = f"step {step.step_id!r} (seq {step.seq}) timed out in {stage} after {step.extras.timeout_s} s"
         self.drop(step, "cancelled", StepTimeout(text, stage=stage, step_id=step.step_id, seq=step.seq))
         if building:
@@ -173,7 +175,11 @@ class Settling:
                 self._doom(step, root)
 
     def detached_ended(self, step: Step) -> None:
-        """A detached step's device work is over: its dependents can be fed now, or never."""
+        """A settled step's device work is over: its record is due, and its dependents can be fed now, or never."""
+        if not step.recorded:
+            step.recorded = True
+            if self._pipeline.sink is not None:
+                self._pipeline.sink(step)
         if not step.collected:
             self._settle_dependents(step)
         step.dependents = None
@@ -191,7 +197,8 @@ class Settling:
         pipeline.lost_steps = len(pipeline.live)
         if isinstance(error, DeviceLost):
             emit("error", "device.lost", error=str(error))
-        for step in list(pipeline.live.values()):
+        # The latest first: a step that needs another is to get this error, not what became of that other.
+        for step in reversed(list(pipeline.live.values())):
             self.drop(step, "failed", error)
         pipeline.admission.refuse(error)
         pipeline.barriers.fail(error)

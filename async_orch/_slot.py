@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from async_orch._allocation import give_back, touched
 from async_orch._ring import Lease, Ring
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, StaleLease
@@ -58,11 +59,9 @@ class SlotMemory:
     def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
         """Allocate and touch the pinned parts."""
         if sizes.feed_nbytes:
-            self.feed_host = backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host")
-            backend.touch(self.feed_host)
+            self.feed_host = touched(backend, backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host"))
         if sizes.output_nbytes:
-            self.output_host = backend.alloc_host(sizes.output_nbytes, name="slot.output_host")
-            backend.touch(self.output_host)
+            self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
             self.output_view = self.output_host.array.view()
             self.output_view.flags.writeable = False
 
@@ -72,11 +71,10 @@ class SlotMemory:
         try:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
                 if nbytes:
-                    fresh[part] = backend.alloc(nbytes, name=f"slot.{part}")
-                    backend.touch(fresh[part])
+                    fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
         except BaseException:
             for buffer in fresh.values():
-                buffer.free()
+                give_back(buffer)
             raise
         self.free_device()
         for part, buffer in fresh.items():
@@ -99,7 +97,7 @@ class SlotMemory:
             if buffer is not None:
                 setattr(self, part, buffer)
                 if old is not None:
-                    old.free()
+                    give_back(old)
         if larger.output_view is not None:
             self.output_view = larger.output_view
         self.sizes = sizes.or_larger(self.sizes)
@@ -114,7 +112,7 @@ class SlotMemory:
         for part in _DEVICE_PARTS:
             buffer: Buffer | None = getattr(self, part)
             if buffer is not None:
-                buffer.free()
+                give_back(buffer)
                 setattr(self, part, None)
         self.sizes = SlotSizes()
 
@@ -125,7 +123,7 @@ class SlotMemory:
         for part in ("feed_host", "output_host"):
             buffer: Buffer | None = getattr(self, part)
             if buffer is not None:
-                buffer.free()
+                give_back(buffer)
                 setattr(self, part, None)
 
 

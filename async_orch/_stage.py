@@ -40,21 +40,22 @@ class Stage:
             return False
         return True
 
-    def fail_step(self, step: Step, kind: type[StepError], what: str, cause: BaseException | None) -> None:
-        """Settle the step as failed. A lost device fails every step instead."""
+    def fail_step(
+        self, step: Step, kind: type[StepError], what: str, cause: BaseException | None, *, stage: str = ""
+    ) -> None:
+        """Settle the step as failed, in this stage or the one named. A lost device fails every step instead."""
         settling = self.pipeline.settling
-        step.failed_in = self.name
+        stage = step.failed_in = stage or self.name
         if isinstance(cause, DeviceLost):
             settling.device_lost(step, cause)
             return
-        detail = f": {type(cause).__name__}: {cause}" if cause is not None else ""
         error: OrchError
         if isinstance(cause, HotPathAllocation | OutputEscaped):
-            error = type(cause)(f"step {step.step_id!r} (seq {step.seq}), {self.name}: {cause}")
+            error = type(cause)(f"step {step.step_id!r} (seq {step.seq}), {stage}: {cause}")
         else:
             error = kind(
-                f"step {step.step_id!r} (seq {step.seq}) failed in {self.name}: {what}{detail}",
-                stage=self.name,
+                f"step {step.step_id!r} (seq {step.seq}) failed in {stage}: {what}{_words(cause)}",
+                stage=stage,
                 step_id=step.step_id,
                 seq=step.seq,
             )
@@ -66,12 +67,6 @@ class Stage:
         """Whether a failure means that the whole device is gone."""
         return isinstance(error, DeviceLost)
 
-    def lose_slot(self, step: Step) -> None:
-        """Nobody can tell any more when the device is done with the step's slot: it is never reused."""
-        slot, step.slot = step.slot, None
-        if slot is not None:
-            slot.quarantine()
-
     def warn_blocked(self, hook: str, step: Step, elapsed_ns: int) -> None:
         """One ``loop.blocked`` warning for each inline hook that held the loop longer than ``blocked_ns``."""
         key = (step.program.name, hook)
@@ -79,3 +74,13 @@ class Stage:
             return
         self._warned.add(key)
         emit("warning", "loop.blocked", hook=hook, program=step.program.name, seq=step.seq, ns=elapsed_ns)
+
+
+def _words(cause: BaseException | None) -> str:
+    """The cause in words; the caller's exceptions may not even be printable."""
+    if cause is None:
+        return ""
+    try:
+        return f": {type(cause).__name__}: {cause}"
+    except Exception as exc:  # noqa: BLE001 - a message must not hide the failure that it is about
+        return f": {type(cause).__name__} (whose text cannot be had: {type(exc).__name__})"

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
@@ -61,131 +63,90 @@ class Extras:
             if not future.done():
                 future.set_result(None)
 
-    def stop_timers(self) -> None:
-        """Forget the step's time limits."""
-        for timer in (self.timer, self.stage_timer):
-            if timer is not None:
-                timer.cancel()
-        self.timer = self.stage_timer = None
+    def stop_timer(self) -> None:
+        """Forget the step's own time limit."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def stop_stage_timer(self) -> None:
+        """The hook returned, or is given up. A step that settles meanwhile leaves this timer alone."""
+        if self.stage_timer is not None:
+            self.stage_timer.cancel()
+            self.stage_timer = None
 
 
-class Step:
-    """A step's state inside the engine. Holds the payload, leases and fences only while it needs them."""
+class Step(msgspec.Struct, eq=False):
+    """A step's state inside the engine. Holds the payload, leases and fences only while it needs them.
 
-    __slots__ = (
-        "accept_ns",
-        "acquire_ns",
-        "acquire_start_ns",
-        "after_seq",
-        "alloc_count",
-        "alloc_nbytes",
-        "alloc_ns",
-        "armed",
-        "attrs",
-        "bubble_ns",
-        "build_end_ns",
-        "build_start_ns",
-        "cold_reason",
-        "collected",
-        "copy_end",
-        "copy_nbytes",
-        "copy_start",
-        "d2d_ns",
-        "d2d_start",
-        "d2h_nbytes",
-        "d2h_ns",
-        "dependents",
-        "device_end",
-        "device_ns",
-        "device_start",
-        "device_start_ns",
-        "error",
-        "extras",
-        "failed_in",
-        "generation",
-        "h2d_ns",
-        "h2d_start_ns",
-        "in_flight",
-        "launch_end_ns",
-        "launch_start_ns",
-        "on_device",
-        "outcome",
-        "output",
-        "output_done",
-        "payload",
-        "pipeline",
-        "prepared",
-        "program",
-        "recorded",
-        "retire_end_ns",
-        "retire_start_ns",
-        "retrieved",
-        "seq",
-        "settled_ns",
-        "slot",
-        "slot_index",
-        "sm_nbytes",
-        "staging",
-        "starved_ns",
-        "state",
-        "step_id",
-        "submit_ns",
-        "waiters",
-    )
+    A `msgspec.Struct`, because that makes one with all these defaults in a fraction of the time that an ``__init__``
+    takes; steps are compared and hashed by identity.
+    """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        program: ProgramRuntime,
-        payload: Any,
-        step_id: Any,
-        attrs: Mapping[str, Any] | None,
-        submit_ns: int,
-    ) -> None:
-        self.pipeline = pipeline
-        self.program = program
-        self.payload = payload
-        self.step_id = step_id
-        self.attrs = attrs
-        self.submit_ns = submit_ns
-        self.seq = -1
-        self.state = QUEUED
-        self.outcome = ""
-        self.output: Any = None
-        self.error: OrchError | None = None
-        self.failed_in: str | None = None
-        self.retrieved = False
-        self.waiters: list[asyncio.Future[None]] | None = None
-        self.staging: Lease[Staging] | None = None
-        self.slot: Slot | None = None
-        self.slot_index = self.generation = UNKNOWN
-        self.cold_reason: str | None = None
-        self.armed = False
-        self.collected = False
-        self.recorded = False
-        self.d2d_start: Fence | None = None
-        self.extras: Extras | None = None
-        self.dependents: list[Step] | None = None
-        self.prepared: Any = None
-        self.after_seq = UNKNOWN
-        self.copy_start: Fence | None = None
-        self.copy_end: Fence | None = None
-        self.device_start: Fence | None = None
-        self.device_end: Fence | None = None
-        self.output_done: Fence | None = None
-        self.accept_ns = UNKNOWN
-        self.build_start_ns = self.build_end_ns = UNKNOWN
-        self.acquire_start_ns = self.acquire_ns = UNKNOWN
-        self.h2d_start_ns = self.h2d_ns = UNKNOWN
-        self.alloc_count = self.alloc_nbytes = self.alloc_ns = 0
-        self.copy_nbytes = self.sm_nbytes = UNKNOWN
-        self.launch_start_ns = self.launch_end_ns = UNKNOWN
-        self.device_start_ns = self.device_ns = UNKNOWN
-        self.d2h_nbytes = self.d2h_ns = self.d2d_ns = UNKNOWN
-        self.retire_start_ns = self.retire_end_ns = UNKNOWN
-        self.bubble_ns = self.starved_ns = UNKNOWN
-        self.in_flight = self.on_device = 0
-        self.settled_ns = UNKNOWN
+    pipeline: Pipeline
+    program: ProgramRuntime
+    payload: Any
+    step_id: Any
+    attrs: Mapping[str, Any] | None
+    submit_ns: int
+
+    # where it is, and how it ended
+    seq: int = -1
+    state: int = QUEUED
+    outcome: str = ""
+    output: Any = None
+    error: OrchError | None = None
+    failed_in: str | None = None
+    retrieved: bool = False
+    collected: bool = False
+    recorded: bool = False
+    waiters: list[asyncio.Future[None]] | None = None
+    dependents: list[Step] | None = None
+    extras: Extras | None = None
+    after_seq: int = UNKNOWN
+
+    # what it holds
+    staging: Lease[Staging] | None = None
+    slot: Slot | None = None
+    slot_index: int = UNKNOWN
+    generation: int = UNKNOWN
+    prepared: Any = None
+    copy_start: Fence | None = None
+    copy_end: Fence | None = None
+    d2d_start: Fence | None = None
+    device_start: Fence | None = None
+    device_end: Fence | None = None
+    output_done: Fence | None = None
+    armed: bool = False
+
+    # for the record
+    cold_reason: str | None = None
+    accept_ns: int = UNKNOWN
+    build_start_ns: int = UNKNOWN
+    build_end_ns: int = UNKNOWN
+    acquire_start_ns: int = UNKNOWN
+    acquire_ns: int = UNKNOWN
+    h2d_start_ns: int = UNKNOWN
+    h2d_ns: int = UNKNOWN
+    d2d_ns: int = UNKNOWN
+    alloc_count: int = 0
+    alloc_nbytes: int = 0
+    alloc_ns: int = 0
+    copy_nbytes: int = UNKNOWN
+    sm_nbytes: int = UNKNOWN
+    launch_start_ns: int = UNKNOWN
+    launch_end_ns: int = UNKNOWN
+    device_start_ns: int = UNKNOWN
+    device_ns: int = UNKNOWN
+    d2h_nbytes: int = UNKNOWN
+    d2h_ns: int = UNKNOWN
+    retire_start_ns: int = UNKNOWN
+    retire_end_ns: int = UNKNOWN
+    bubble_ns: int = UNKNOWN
+    starved_ns: int = UNKNOWN
+    in_flight: int = 0
+    on_device: int = 0
+    settled_ns: int = UNKNOWN
 
     def ensure_extras(self) -> Extras:
         """The step's extras, made if it had none."""
@@ -203,3 +164,6 @@ class Step:
         if self.outcome == "failed" and not self.retrieved:
             self.retrieved = True
             self.pipeline.counts.failed_unretrieved -= 1
+
+    def __repr__(self) -> str:
+        return f"<Step seq={self.seq} step_id={self.step_id!r} {self.status}>"

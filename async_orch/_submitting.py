@@ -63,7 +63,7 @@ class Submitting(Generic[StepT, ResultT]):
                 loop is pipeline.loop
                 and pipeline.accepting
                 and pipeline.failure is None
-                and inside_barrier.get() is not self
+                and (inside_barrier.get() is None or not self._inside_barrier())
                 and os.getpid() == self._pid
             ):
                 return opened
@@ -84,8 +84,14 @@ class Submitting(Generic[StepT, ResultT]):
             "of its loop: portal.call(orch.submit, step)"
         )
 
+    def _inside_barrier(self) -> bool:
+        """Whether this context belongs to a barrier's function. What that has started may outlive it: only while the
+        barrier stands is a call from inside."""
+        barrier = inside_barrier.get()
+        return barrier is not None and self._opened is not None and barrier in self._opened.pipeline.barriers.standing
+
     def _refuse_inside_barrier(self) -> None:
-        if inside_barrier.get() is self:
+        if self._inside_barrier():
             raise MisuseError(
                 "the function of a barrier may not call back into its orchestrator: it would wait for itself"
             )
@@ -159,16 +165,17 @@ class Submitting(Generic[StepT, ResultT]):
         opened = self._ready()
         accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
         if self.turn_used_up(accepted.submit_ns):
+            submit_ns = accepted.submit_ns
             await asyncio.sleep(0)
-            self._ready()
+            # Others had a turn: a name may be taken, and a reopened device has another pipeline.
+            accepted = new_step(self._ready(), step, step_id, program, after, wait_for, timeout_s, retries, attrs)
+            accepted.submit_ns = submit_ns
         pipeline = accepted.pipeline
         if pipeline.admission.has_room():
             pipeline.admission.accept(accepted)
             return StepHandle(accepted)
-        future = pipeline.new_future()
-        pipeline.admission.waiting.append((future, accepted))
         try:
-            await future
+            await pipeline.admission.join(accepted)
         except BaseException:
             if accepted.seq >= 0:
                 pipeline.settling.cancel(accepted)
@@ -176,13 +183,16 @@ class Submitting(Generic[StepT, ResultT]):
                 pipeline.admission.forget(accepted)
             raise
         if accepted.seq < 0:
+            pipeline.admission.forget(accepted)
             raise fresh_error(pipeline.admission.refusal)
         return StepHandle(accepted)
 
     def turn_used_up(self, now_ns: int | None = None) -> bool:
         """Whether the caller should let other tasks run before going on; counts as one look."""
         if now_ns is None:
-            now_ns = self._pipeline().now()
+            if self._opened is None:
+                return False  # results of a map may be taken after the end
+            now_ns = self._opened.pipeline.now()
         self._since_yield += 1
         if self._since_yield < YIELD_STEPS and now_ns < self._yield_at_ns:
             return False

@@ -10,7 +10,7 @@ from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import ACQUIRED, BUILT, Step
 from async_orch.abc import Fence
-from async_orch.exceptions import CopyError, OrchError
+from async_orch.exceptions import CopyError, OrchError, PipelineFailed
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
@@ -45,6 +45,9 @@ class AcquireStage(Stage):
             if memory.naive or step.extras is not None:
                 try:
                     memory.prepare_slot(slot_class, slot.item, step)
+                except PipelineFailed as exc:
+                    pipeline.settling.fail(exc, exc.__cause__)
+                    continue
                 except OrchError as exc:
                     self.fail_step(step, CopyError, "its slot could not be allocated", exc)
                     continue
@@ -103,13 +106,14 @@ class H2DStage(Stage):
         staging, step.staging = step.staging, None
         try:
             fence = step.copy_end = self.pipeline.copy_stream.record()
-        except OrchError:
-            if staging is not None:
-                staging.quarantine()
-            self.lose_slot(step)
-        else:
-            if staging is not None:
-                self.copying.append((fence, staging))
+        except OrchError as unfenced:
+            slot, step.slot = step.slot, None
+            what = "enqueuing the copy, and then a fence behind what may be enqueued, failed"
+            self.fail_step(step, CopyError, what, unfenced if self.is_lost(unfenced) else cause)
+            self.pipeline.quarantine.take(staging, slot)
+            return
+        if staging is not None:
+            self.copying.append((fence, staging))
         self.fail_step(step, CopyError, "enqueuing the copy failed", cause)
 
     def reclaim(self) -> bool:

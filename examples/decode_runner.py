@@ -7,12 +7,13 @@ once, pipelined also builds and copies the next steps while the device runs the 
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import IO, get_args
 
 if not __package__:  # started as a file: the package lies one folder up
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,11 +31,14 @@ from examples.qwen3.config import ModelError, check_folder, load_config
 from examples.qwen3.decode import Mode, decode
 from examples.qwen3.figures import ModeRun
 from examples.qwen3.options import Options, parse_options
+from examples.qwen3.output import OutputError, ReaderGone, complain, writing_output
 from examples.qwen3.program import Qwen3Decode
-from examples.qwen3.report import json_object, support, table
+from examples.qwen3.report import IDLE_SHARE, json_object, support, table
 from examples.qwen3.schedule import Schedule
 from examples.qwen3.show import Display
+from examples.qwen3.steplog import start_log
 from examples.qwen3.tokenizer import GrowingText, TextCodec
+from examples.qwen3.wording import counted, visible
 
 __all__ = ["main"]
 
@@ -45,7 +49,9 @@ class LogError(Exception):
     """The decode went well, but its step log is incomplete."""
 
 
-def _decode_all(options: Options, backend: Backend, console: Console | None) -> list[ModeRun]:
+def _decode_all(
+    options: Options, backend: Backend, console: Console | None, check_output: Callable[[], None]
+) -> list[ModeRun]:
     """Every mode one after the other, each with an orchestrator, a program and resident memory of its own."""
     check_folder(options.model)
     config = load_config(options.model)
@@ -53,7 +59,7 @@ def _decode_all(options: Options, backend: Backend, console: Console | None) -> 
     schedule = Schedule(
         [codec.encode(prompt) for prompt in options.prompts], options.tokens, config.max_position_embeddings
     )
-    _start_log(options.log)
+    start_log(options.log)
     runs = []
     for mode in options.modes:
         program = Qwen3Decode(
@@ -83,15 +89,8 @@ def _decode_all(options: Options, backend: Backend, console: Console | None) -> 
                     )
                 )
             )
+        check_output()
     return runs
-
-
-def _start_log(path: Path) -> None:
-    """Make the log an empty file, to which the modes append one after the other."""
-    try:
-        path.open("wb").close()
-    except OSError as error:
-        raise ModelError(f"cannot write the step log {path}: {error.strerror}; pass --log another file") from error
 
 
 def _check_environment(options: Options) -> None:
@@ -102,43 +101,55 @@ def _check_environment(options: Options) -> None:
         raise ModelError(f"{MODE_VARIABLE}={forced} is set and overrides --mode; {remedy}")
 
 
-def _run(options: Options) -> None:
+def _run(options: Options, output: IO[str], check_output: Callable[[], None]) -> None:
     _check_environment(options)
-    console = None if options.json else Console(highlight=False)
+    console = None if options.json else Console(file=output, highlight=False, markup=False, emoji=False)
     backend = open_backend(options.backend)
     try:
-        runs = _decode_all(options, backend, console)
+        runs = _decode_all(options, backend, console, check_output)
         words = support(backend.info)
     finally:
         backend.close()
     dropped = sum(run.records_dropped for run in runs)
     if console is None:
-        print(json.dumps(json_object(runs, words)))
+        print(json.dumps(json_object(runs, words)), file=output)
     else:
         _show(options, console, runs, words)
     if dropped:
-        raise LogError(f"{dropped} step records could not be written to {options.log}: is the disk full?")
+        raise LogError(f"{counted(dropped, 'step record')} could not be written to {options.log}: is the disk full?")
 
 
 def _show(options: Options, console: Console, runs: list[ModeRun], words: str) -> None:
-    work = f"{len(options.prompts)} prompts x {options.tokens} tokens, --memory {options.memory_name}"
-    console.print(f"{options.backend}: {words}; {work}", soft_wrap=True)
+    work = f"{counted(len(options.prompts), 'prompt')} x {counted(options.tokens, 'token')}"
+    console.print(f"{visible(options.backend)}: {words}; {work}, --memory {options.memory_name}", soft_wrap=True)
     console.print(table(runs))
-    console.print(f"step log: {options.log}", soft_wrap=True)
+    console.print(IDLE_SHARE, soft_wrap=True)
+    console.print(f"step log: {visible(str(options.log))}", soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 if the decode failed, 2 if it could not begin."""
-    options = parse_options(argv)
+    """Run the command line; returns the exit code.
+
+    0; 1 if the decode failed, or its log or output could not be written; 2 if it could not begin; 130 after an
+    interrupt and 141 (128 + SIGPIPE) if the reader of the output went away, as shells show these signals.
+    """
+    if sys.stdout is None:  # started with `>&-`, or without a console: nothing has been lost yet
+        complain("standard output is closed; redirect it to a file, or to /dev/null")
+        return 2
     try:
-        _run(options)
+        with writing_output(sys.stdout) as (output, check_output):
+            with contextlib.redirect_stdout(output):  # argparse prints --help, and passes over what goes wrong
+                options = parse_options(argv)
+            _run(options, output, check_output)
     except (ModelError, OrchError, OSError) as error:
         cause = f": {error.__cause__}" if isinstance(error, StepError) and error.__cause__ else ""
-        print(f"decode_runner: error: {' '.join(f'{error}{cause}'.split())}", file=sys.stderr)
+        complain(f"{error}{cause}")
         return 1 if isinstance(error, StepError) else 2
-    except LogError as error:
-        print(f"decode_runner: error: {error}", file=sys.stderr)
+    except (LogError, OutputError) as error:
+        complain(str(error))
         return 1
+    except ReaderGone:
+        return 141
     except KeyboardInterrupt:
         return 130
     return 0

@@ -9,7 +9,8 @@ It holds what the engine does, one rule each:
   share the event loop's thread; retirement goes first, a build last.
 - Slots are granted in order. Copies follow each other on the copy stream, kernels and the output's copy on the compute
   stream, behind their own image's copy.
-- A slot and a place in flight come back when retire ends. The loop notices an event ``wake_ns`` after it.
+- A slot and a place in flight come back when retire ends. The loop notices an event, and a build
+  thread its job, ``wake_ns`` after it.
 - In the serial modes a build begins when nothing else is under way.
 """
 
@@ -176,7 +177,7 @@ class _Pipeline:
                 self._work(build)
                 self.order.append((step, self.now))
                 return True
-            begin = max(heapq.heappop(self.worker_free), self.now)
+            begin = max(heapq.heappop(self.worker_free), self.now + self.wake_ns)
             heapq.heappush(self.worker_free, begin + build)
             self.order.append((step, begin + build))
             self._wake_at(begin + build)

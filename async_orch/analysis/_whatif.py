@@ -202,7 +202,7 @@ def _wake_ns(rows: Rows, *, inline: bool) -> int:
     place = np.searchsorted(start, arrival, side="right") - 1
     busy_until = np.where(place >= 0, end[np.maximum(place, 0)], arrival)
     since = retire[known] - np.maximum(arrival, busy_until)
-    return _percentile(since[since >= 0], 25)
+    return _percentile(since[since >= 0], 50)
 
 
 def _measured_rate(rows: Rows) -> float:

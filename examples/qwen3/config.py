@@ -61,12 +61,21 @@ class Qwen3Config:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ModelError` naming the files that a model folder needs and `folder` lacks."""
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist; pass --model the folder of a Qwen3 checkpoint")
-    missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
+    """Raise `ModelError` if `folder` is no folder, or naming the files that it lacks or that are no files."""
+    try:
+        if not folder.is_dir():
+            wrong = "is not a folder" if folder.exists() else "does not exist"
+            raise ModelError(f"model folder {folder} {wrong}; pass --model the folder of a Qwen3 checkpoint")
+        missing = [name for name in MODEL_FILES if not (folder / name).exists()]
+        others = [name for name in MODEL_FILES if name not in missing and not (folder / name).is_file()]
+    except OSError as exc:
+        raise ModelError(f"model folder {folder} cannot be read: {exc.strerror}") from exc
+    needs = f"it needs the files {', '.join(MODEL_FILES)}"
     if missing:
-        raise ModelError(f"model folder {folder} has no {' and no '.join(missing)}; it needs {', '.join(MODEL_FILES)}")
+        raise ModelError(f"model folder {folder} has no {' and no '.join(missing)}; {needs}")
+    if others:
+        kind = "folder" if (folder / others[0]).is_dir() else "special file"
+        raise ModelError(f"{folder / others[0]} is a {kind}, not a regular file; model folder {folder}: {needs}")
 
 
 def load_config(folder: Path) -> Qwen3Config:
@@ -78,7 +87,9 @@ def load_config(folder: Path) -> Qwen3Config:
     path = folder / CONFIG_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as exc:
+    except OSError as exc:
+        raise ModelError(f"{path} cannot be read: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:  # no JSON, or no UTF-8; nested without end
         raise ModelError(f"{path} cannot be read as JSON: {exc}") from exc
     if not isinstance(raw, dict):
         raise ModelError(f"{path} holds {type(raw).__name__}, not an object of keys and values")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from async_orch import StepTimings
 
-__all__ = ["Figures", "ModeRun", "StepFacts", "figures_of"]
+__all__ = ["EVERY_STEP", "Figures", "ModeRun", "StepFacts", "figures_of"]
 
 EVERY_STEP = "each_step"
 """The cold reason of mode naive: what a step pays there once, every step pays."""
@@ -49,13 +50,18 @@ class ModeRun:
     steps: list[StepFacts] = dataclasses.field(default_factory=list)
 
     @property
+    def cold_reasons(self) -> dict[str, int]:
+        """How many steps were cold for which reason, as ``async-orch analyze`` counts them."""
+        return dict(Counter(step.cold_reason for step in self.steps if step.cold_reason is not None))
+
+    @property
     def cold(self) -> Figures | None:
         """Figures of the steps that paid a one-time cost; None if there is none."""
         return figures_of(self.steps, one_time=True)
 
     @property
     def steady(self) -> Figures | None:
-        """Figures of all other steps: warm ones, or those of mode naive; None if there is none."""
+        """Figures of all other steps: warm, or in mode naive cold as `EVERY_STEP`; None if there is none."""
         return figures_of(self.steps, one_time=False)
 
 
@@ -76,7 +82,8 @@ class Figures:
     copy_mb_per_s:
         Image bytes over the time of their copies, decimal megabytes a second.
     device_idle_share:
-        Sum of the bubbles (device start - end of the step before) over that sum plus the device's own time.
+        Sum of the bubbles (device start - end of the step before) over that sum plus the device's own time; a run's
+        first step has none before it and does not count.
     build_ms_p50, copy_nbytes_per_step, device_ms_p50:
         For the table: median build time, mean image bytes, median time of the kernels.
     """

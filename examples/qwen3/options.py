@@ -10,6 +10,7 @@ from typing import NoReturn, get_args
 
 from examples.qwen3.decode import Mode
 from examples.qwen3.program import NATURAL, REPORT, SlotMemory
+from examples.qwen3.wording import one_line
 
 __all__ = ["CHECKPOINT", "DEFAULT_PROMPTS", "MEMORY", "Options", "parse_options"]
 
@@ -44,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (see --help)\n")
 
 
 def _count(text: str) -> int:
@@ -57,6 +58,20 @@ def _count(text: str) -> int:
     return value
 
 
+def _path(text: str) -> Path:
+    if not text:  # Path would make the working folder of it
+        raise argparse.ArgumentTypeError("it is empty; give a path")
+    return Path(text)
+
+
+def _log_path(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "'-' names no file, and the log cannot go to standard output; give a path, ./- for a file of that name"
+        )
+    return _path(text)
+
+
 def parse_options(argv: Sequence[str] | None) -> Options:
     """Parse the arguments; a wrong one exits with code 2 and one line on stderr."""
     parser = _Parser(
@@ -67,7 +82,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     add = parser.add_argument
     add(
         "--model",
-        type=Path,
+        type=_path,
         default=CHECKPOINT,
         metavar="DIR",
         help="model folder (default: the shipped one)",
@@ -93,10 +108,10 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     )
     add(
         "--log",
-        type=Path,
+        type=_log_path,
         default=Path(DEFAULT_LOG),
         metavar="FILE",
-        help=f"step log (default: {DEFAULT_LOG})",
+        help=f"step log; one that is there is replaced, any other file is refused (default: {DEFAULT_LOG})",
     )
     add("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args(argv)

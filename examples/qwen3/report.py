@@ -12,9 +12,13 @@ from rich import box
 from rich.table import Table
 
 from async_orch.abc import DeviceInfo
-from examples.qwen3.figures import Figures, ModeRun
+from examples.qwen3.figures import EVERY_STEP, Figures, ModeRun
+from examples.qwen3.wording import counted
 
-__all__ = ["json_object", "support", "table"]
+__all__ = ["IDLE_SHARE", "json_object", "support", "table"]
+
+IDLE_SHARE = "device idle share: over the steps of each part, but not a run's first, which has no step before it"
+"""What the table's last figure of each part is taken over."""
 
 _JSON_KEYS = (
     "ms_per_step_p50",
@@ -45,7 +49,10 @@ _ROWS: tuple[tuple[str, Callable[[Figures], float | None], str], ...] = (
 
 def support(info: DeviceInfo) -> str:
     """How far figures can be trusted, in the backend's words, and the processor's name where that is the device."""
-    return f"{info.support} ({_processor()}, {os.cpu_count()} cores)" if info.device == "cpu" else info.support
+    if info.device != "cpu":
+        return info.support
+    cores = os.cpu_count()
+    return f"{info.support} ({_processor()}, {'cores unknown' if cores is None else counted(cores, 'core')})"
 
 
 def _processor() -> str:
@@ -59,9 +66,10 @@ def _processor() -> str:
 
 
 def json_object(runs: Sequence[ModeRun], words: str) -> dict[str, Any]:
-    """One entry a mode: the figures of its steady steps, its tokens, and the figures of its cold steps apart.
+    """One entry a mode: the figures of its steady steps, its tokens, and under ``cold`` those of its one-time costs.
 
-    ``words`` are those of `support`.
+    Steady steps are warm, but in mode naive cold as well, each of them: ``cold_reasons`` counts. ``words`` are
+    those of `support`.
     """
     return {run.mode: _mode_object(run, words) for run in runs}
 
@@ -73,6 +81,7 @@ def _mode_object(run: ModeRun, words: str) -> dict[str, Any]:
         "tokens": run.tokens,
         "support": words,
         "steps": len(run.steps),
+        "cold_reasons": run.cold_reasons,
         "cold": None if cold is None else cold.as_json(),
     }
 
@@ -80,20 +89,35 @@ def _mode_object(run: ModeRun, words: str) -> dict[str, Any]:
 def table(runs: Sequence[ModeRun]) -> Table:
     """The modes side by side; steps that paid a one-time cost apart from all others.
 
-    A figure that the device cannot tell, or that makes no sense, shows as "-".
+    A figure that the device cannot tell, or that makes no sense, shows as "-"; a part without any step is left out.
     """
     result = Table(box=box.SIMPLE_HEAD)
     result.add_column("")
     for run in runs:
         result.add_column(run.mode, justify="right")
-    _add_part(result, "warm (naive: each step allocates)", [run.steady for run in runs])
+    _add_part(result, _steady_heading(runs), [run.steady for run in runs])
     result.add_section()
-    _add_part(result, "cold (one-time costs)", [run.cold for run in runs])
+    _add_part(result, _one_time_heading(runs), [run.cold for run in runs])
     result.add_row("  opening ms (rings, weights)", *[f"{run.open_ns / 1e6:.1f}" for run in runs])
     return result
 
 
+def _steady_heading(runs: Sequence[ModeRun]) -> str:
+    """The analyser's words: a step of mode naive is cold, since it allocates, whichever step it is."""
+    naive = [run.mode for run in runs if EVERY_STEP in run.cold_reasons]
+    if len(naive) == len(runs):
+        return f"cold ({EVERY_STEP})"
+    return f"warm; {', '.join(naive)}: cold ({EVERY_STEP})" if naive else "warm"
+
+
+def _one_time_heading(runs: Sequence[ModeRun]) -> str:
+    reasons = dict.fromkeys(reason for run in runs for reason in run.cold_reasons if reason != EVERY_STEP)
+    return f"cold ({', '.join(reasons) or 'one-time costs'})"
+
+
 def _add_part(result: Table, heading: str, parts: Sequence[Figures | None]) -> None:
+    if not any(parts):
+        return
     result.add_row(heading, *[""] * len(parts))
     for label, value_of, form in _ROWS:
         cells = []

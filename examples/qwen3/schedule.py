@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from examples.qwen3.config import ModelError
+from examples.qwen3.wording import counted
 
 __all__ = ["FROM_DEVICE", "DecodeStep", "Schedule"]
 
@@ -57,7 +58,7 @@ class Schedule:
                 raise ModelError(f"prompt {number} is empty; give it at least one character")
             if len(prompt) + tokens > max_positions:
                 raise ModelError(
-                    f"prompt {number} is too long: {len(prompt)} tokens and {tokens} to generate, but the "
+                    f"prompt {number} is too long: {counted(len(prompt), 'token')} and {tokens} to generate, but the "
                     f"model has {max_positions} positions; shorten it or ask for fewer tokens"
                 )
         self.prompts = tuple(tuple(prompt) for prompt in prompts)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from examples.qwen3.tokenizer import GrowingText
+from examples.qwen3.wording import visible
 
 __all__ = ["Display"]
 
@@ -51,7 +52,8 @@ class Display:
 
     def _lines(self) -> list[Text]:
         return [
-            Text.assemble((prompt, "dim"), str(text)) for prompt, text in zip(self._prompts, self._texts, strict=True)
+            Text.assemble((visible(prompt), "dim"), visible(str(text)))
+            for prompt, text in zip(self._prompts, self._texts, strict=True)
         ]
 
     def _render(self) -> Group:

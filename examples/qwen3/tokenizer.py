@@ -40,6 +40,8 @@ class TextCodec:
             content = path.read_text(encoding="utf-8")
             self._tokenizer = Tokenizer.from_str(content)
             decoder = json.loads(content).get("decoder") or {}
+        except OSError as exc:
+            raise ModelError(f"{path} cannot be read: {exc.strerror}") from exc
         except Exception as exc:  # the library raises plain Exception
             raise ModelError(f"{path} cannot be read as a tokenizer: {' '.join(str(exc).split())}") from exc
         if decoder.get("type") != "ByteLevel":

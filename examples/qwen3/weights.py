@@ -13,6 +13,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from examples.qwen3.config import WEIGHTS_FILE, ModelError, Qwen3Config
+from examples.qwen3.wording import counted
 
 __all__ = [
     "EMBEDDING",
@@ -114,7 +115,9 @@ class Checkpoint:
     def _open(self) -> Any:
         try:
             return safe_open(self.path, framework="numpy")
-        except (OSError, SafetensorError) as exc:
+        except OSError as exc:
+            raise ModelError(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
+        except SafetensorError as exc:
             raise ModelError(f"{self.path} cannot be read as safetensors: {exc}") from exc
 
     def _check(self, found: dict[str, tuple[tuple[int, ...], str]]) -> None:
@@ -133,8 +136,10 @@ class Checkpoint:
                 )
         unknown = sorted(found.keys() - self.shapes.keys())
         if unknown:
+            verb = "does" if len(unknown) == 1 else "do"
             raise ModelError(
-                f"{self.path}: {len(unknown)} tensors do not belong to config.json, the first is {unknown[0]}"
+                f"{self.path}: {counted(len(unknown), 'tensor')} {verb} not belong to config.json, the first is "
+                f"{unknown[0]}"
             )
 
     def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import tempfile
@@ -73,6 +74,7 @@ def rate_of(backend: str, workload: str, steps: int, folder: Path, setting: dict
 
 def compare(backend: str, steps: int, folder: Path) -> None:
     errors, rates, bounds = [], [], []
+    title = backend.partition(":")[0]
     for workload in WORKLOADS:
         base = folder / f"{workload}.jsonl"
         asyncio.run(measure(backend, workload, steps, base, slots=3, queue_depth=2))
@@ -85,13 +87,13 @@ def compare(backend: str, steps: int, folder: Path) -> None:
             rates.append(actual)
             bounds.append(predicted.critical)
             print(
-                f"{backend.split(':')[0]:5} {workload:7} {setting!s:62} predicted {predicted.steps_per_s:6.1f} "
+                f"{title:5} {workload:7} {setting!s:62} predicted {predicted.steps_per_s:6.1f} "
                 f"measured {actual:6.1f} ({100 * error:+5.1f} %) {predicted.critical}"
             )
-    changes = sum(before != after for before, after in zip(bounds, bounds[1:], strict=False))
+    changes = sum(before != after for before, after in itertools.pairwise(bounds))
     within = sum(error <= 0.05 for error in errors)
     print(
-        f"{backend.split(':')[0]}: {within} of {len(errors)} settings within 5 %, median error "
+        f"{title}: {within} of {len(errors)} settings within 5 %, median error "
         f"{100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.1f} %; rates span "
         f"{max(rates) / min(rates):.1f}x; the critical resource changes {changes} times\n"
     )

@@ -29,7 +29,10 @@ class EarlyFence(Fence):
     """Done at once, whatever the work."""
 
     notifies = True
-    error = None
+
+    @property
+    def error(self) -> BaseException | None:
+        return None
 
     def query(self) -> bool:
         return True

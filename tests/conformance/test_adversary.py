@@ -173,9 +173,18 @@ def test_memory_that_cannot_be_written_fails_its_copy() -> None:
 
     class Frozen(Buffer):
         __slots__ = ()
-        is_host = True
-        array = frozen
-        handle = 0
+
+        @property
+        def is_host(self) -> bool:
+            return True
+
+        @property
+        def array(self) -> ByteArray:
+            return frozen
+
+        @property
+        def handle(self) -> int:
+            return 0
 
         def free(self) -> None:
             """Nothing to give back."""

@@ -243,8 +243,9 @@ async def test_an_adopted_stream_is_not_struck() -> None:
 )
 def test_a_fault_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     """The error names argument and value."""
+    arguments: dict[str, Any] = {"action": "raise", "operation": "copy", **options}
     with pytest.raises(ConfigurationError) as caught:
-        Fault(**({"action": "raise", "operation": "copy"} | options))
+        Fault(**arguments)
     assert message in str(caught.value)
 
 

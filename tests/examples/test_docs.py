@@ -59,6 +59,38 @@ def test_tutorial_runs_as_written(tmp_path: Path) -> None:
         assert "verdict: " in run("-m", "async_orch", *arguments, cwd=tmp_path)
 
 
+UNWRITTEN = """
+import asyncio
+from async_orch import Orchestrator, SlotSpec, StepProgram
+
+def write(output, value):
+    output[:] = value
+
+class Program(StepProgram):
+    slot = SlotSpec(image_nbytes=0, output_nbytes=1)
+
+    def launch(self, step, slot, stream):
+        if step:
+            stream.launch(write, slot.output, step)
+
+    def collect(self, step, output):
+        return int(output[0])
+
+async def main():
+    async with Orchestrator(Program(), backend="host", slots=1) as orch:
+        print([result.output async for result in orch.map([7, 0, 9, 0])])
+
+asyncio.run(main())
+"""
+
+
+def test_an_output_that_no_kernel_writes_keeps_its_bytes(tmp_path: Path) -> None:
+    """As the architecture says: after a launch that enqueues nothing, collect reads what the step before left."""
+    script = tmp_path / "unwritten.py"
+    script.write_text(UNWRITTEN, encoding="utf-8")
+    assert run(str(script), cwd=tmp_path) == "[7, 7, 9, 9]\n"
+
+
 def test_log_reference_names_every_field() -> None:
     """Each field of the record has a row of its own in the reference, and no row names a field that is none."""
     text = (DOCS / "reference-log.md").read_text(encoding="utf-8").partition("## `orchestrator.opened`")[0]

@@ -1,6 +1,7 @@
 """Model folders that cannot be used: each error names the file and what was found and expected, in one line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from examples.qwen3.config import ModelError, check_folder, load_config
+from examples.qwen3.tokenizer import TextCodec
 from examples.qwen3.weights import Checkpoint
 from tests.examples.support import make_checkpoint
 
@@ -19,7 +21,9 @@ def test_a_folder_without_a_file_is_refused(tmp_path: Path, name: str) -> None:
     make_checkpoint(tmp_path)
     check_folder(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(ModelError, match=f"has no {name}; it needs config.json, model.safetensors, tokenizer"):
+    with pytest.raises(
+        ModelError, match=f"has no {name}; it needs the files config.json, model.safetensors, tokenizer"
+    ):
         check_folder(tmp_path)
 
 
@@ -27,6 +31,41 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     """The error names the folder."""
     with pytest.raises(ModelError, match="nowhere does not exist"):
         check_folder(tmp_path / "nowhere")
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """A file is not said to be missing: it is no folder."""
+    (tmp_path / "notes").write_text("x", encoding="utf-8")
+    with pytest.raises(ModelError, match="notes is not a folder; pass --model the folder"):
+        check_folder(tmp_path / "notes")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    """A folder, and a pipe, with the name of a model's file is not said to be missing: it is no file."""
+    make_checkpoint(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(ModelError, match=f"{name} is a folder, not a regular file"):
+        check_folder(tmp_path)
+    (tmp_path / name).rmdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=f"{name} is a special file, not a regular file"):
+        check_folder(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    """What the system says about an unreadable file is repeated, and not taken for a fault in its content."""
+    make_checkpoint(tmp_path)
+    config = load_config(tmp_path)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match=r"config.json cannot be read: No such file"):
+        load_config(tmp_path)
+    with pytest.raises(ModelError, match=r"tokenizer.json cannot be read: No such file"):
+        TextCodec(tmp_path, 259)
+    with pytest.raises(ModelError, match=r"model.safetensors cannot be read: No such file"):
+        Checkpoint(tmp_path, config)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +94,10 @@ def test_a_config_that_the_decoder_cannot_run_is_refused(tmp_path: Path, changes
         load_config(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "cannot be read as JSON"), ("[]", "holds list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot be read as JSON"), ("[" * 100_000, "cannot be read as JSON"), ("[]", "holds list")],
+)
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str, message: str) -> None:
     """Broken JSON, and JSON that is no object, are refused."""
     make_checkpoint(tmp_path)
@@ -94,7 +136,7 @@ def test_missing_unknown_and_unreadable_tensors_are_refused(tmp_path: Path) -> N
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "extra.weight": np.zeros(2, np.float32)}, path)
-    with pytest.raises(ModelError, match=r"1 tensors do not belong to config.json, the first is extra.weight"):
+    with pytest.raises(ModelError, match=r"1 tensor does not belong to config.json, the first is extra.weight"):
         Checkpoint(tmp_path, config)
     save_file({**tensors, "model.norm.weight": np.zeros(24, np.int8)}, path)
     with pytest.raises(ModelError, match=r"model.norm.weight has dtype I8; this decoder reads F32 and F16"):

@@ -25,6 +25,14 @@ def test_program_prints_what_is_shown(tmp_path: Path) -> None:
     assert done.stdout == shown
 
 
+def test_program_is_as_short_as_said() -> None:
+    """The number of lines of code, blank ones left out, is the one that the text names, and at most 20."""
+    [(said, program)] = re.findall(r"(\d+) lines of code.*?^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    lines = [line for line in program.splitlines() if line.strip()]
+    assert len(lines) == int(said)
+    assert len(lines) <= 20
+
+
 def test_each_quick_start_line_makes_its_own_environment() -> None:
     """Both lines begin with a virtual environment and an installation; one decodes, the other, marked, runs tests."""
     lines = re.findall(r"^```sh\n(.*)\n```$", README, re.MULTILINE)

@@ -103,6 +103,10 @@ def one_line_error(capsys: pytest.CaptureFixture[str]) -> str:
         (("--backend", "nowhere"), "no backend 'nowhere'; installed: ascend"),
         (("--prompt", "abc", "--prompt", ""), "prompt 2 is empty"),
         (("--log", "."), "cannot write the step log .: Is a directory; pass --log another file"),
+        (("--log", "/etc/passwd/log"), "cannot write the step log /etc/passwd/log: Not a directory"),
+        (("--slots", "100000000"), "slots=100000000 must be <= 4096"),
+        (("--queue-depth", "1000000"), "queue_depth=1000000 must be <= 4096"),
+        (("--backend", "\x1b[2J"), r"no backend '\x1b[2J'"),
         (("--prompt", "x" * 60), "prompt 1 is too long: 60 tokens and 5 to generate, but the model has 64"),
     ],
 )
@@ -122,6 +126,10 @@ def test_bad_values_get_one_line_and_code_2(
         (("--tokens", "many"), "argument --tokens: 'many' must be"),
         (("--mode", "fast"), "argument --mode: invalid choice: 'fast'"),
         (("--speed", "9"), "unrecognized arguments: --speed 9"),
+        (("--spe\x1bed\n9",), r"unrecognized arguments: --spe\x1bed 9"),
+        (("--log", ""), "argument --log: it is empty; give a path"),
+        (("--log", "-"), "argument --log: '-' names no file, and the log cannot go to standard output"),
+        (("--model", ""), "argument --model: it is empty; give a path"),
     ],
 )
 def test_bad_options_get_one_line_and_code_2(

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked as blocked
 
-from async_orch import Orchestrator, Slot, SlotSpec, StepHandle, StepProgram, open_backend
+from async_orch import Orchestrator, Slot, SlotRing, SlotSpec, StepHandle, StepProgram, open_backend
 from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import OrchError, StaleLease, StepCancelled
 from async_orch.testing import Fault, FaultPlan, ManualBackend, leak_check, run_virtual
@@ -163,6 +163,14 @@ async def test_an_aborted_step_frees_its_memory_twice() -> None:
         assert {result.slot for result in results} == {0, 1}
     assert backend.live == []
 
+    ring = SlotRing.adopt(["first", "second"])
+    lease = ring.acquire_nowait()
+    for _ in range(3):
+        lease.release()
+    assert sorted(ring.acquire_nowait().item for _ in range(2)) == ["first", "second"]
+    with pytest.raises(anyio.WouldBlock):
+        ring.acquire_nowait()
+
 
 class _Payload:
     """A step that a weak reference can watch."""
@@ -183,8 +191,9 @@ async def test_slots_leak_on_abort_and_cancelled_ids_grow_without_bound() -> Non
     (sglang #21652; TensorRT-LLM #8131)."""
     alive: list[weakref.ref[_Payload]] = []
     backend = ManualBackend()
-    with leak_check() as leaks:
-        async with leaks.watch(Orchestrator(_Ignore(), backend, slots=2)) as orch:
+    orch = Orchestrator(_Ignore(), backend, slots=2)
+    with leak_check(orch):
+        async with orch:
             for index in range(300):
                 payload = _Payload()
                 alive.append(weakref.ref(payload))
@@ -198,9 +207,8 @@ async def test_slots_leak_on_abort_and_cancelled_ids_grow_without_bound() -> Non
             statistics = orch.statistics()
             assert statistics.slots_leased == statistics.staging_leased == statistics.pending == 0
             assert set(statistics.queue_lengths.values()) == {0}
-            del handle
             gc.collect()
-            assert sum(reference() is not None for reference in alive) <= 1
+            assert sum(reference() is not None for reference in alive) <= 1  # that of the last handle
 
 
 async def test_memory_is_pinned_on_the_hot_path() -> None:

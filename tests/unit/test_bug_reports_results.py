@@ -16,8 +16,8 @@ import pytest
 import structlog
 from anyio import wait_all_tasks_blocked as blocked
 
-from async_orch import Orchestrator, open_backend
-from async_orch.abc import ByteArray
+from async_orch import Orchestrator, Slot, open_backend
+from async_orch.abc import ByteArray, Stream
 from async_orch.exceptions import BuildError, OrchError
 from async_orch.logs import StepRecord
 from async_orch.testing import Fault, FaultPlan, ManualBackend, ManualFence, run_virtual
@@ -157,8 +157,9 @@ async def test_overlap_is_silently_off_with_a_feature_on(feature: str) -> None:
     async with Orchestrator(Sums(), backend, slots=2, **options) as orch:
         first = await orch.submit(1, **how)
         if feature == "after":
-            how = {"after": first}
-        second = await orch.submit(2, **how)
+            second = await orch.submit(2, after=first)
+        else:
+            second = await orch.submit(2, **how)
         expected = "acquired" if feature == "after" else "launched"
         while second.status != expected:
             await anyio.lowlevel.checkpoint()
@@ -187,9 +188,9 @@ async def test_synchronous_work_of_a_hook_blocks_the_loop(hook: str) -> None:
             self._work("build")
             return super().build(step, image)
 
-        def launch(self, *args: Any) -> int | None:
+        def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
             self._work("launch")
-            return super().launch(*args)
+            return super().launch(step, slot, stream)
 
         def collect(self, step: int, output: ByteArray) -> int:
             self._work("collect")

@@ -34,7 +34,7 @@ BACKENDS = ["sim:instant", "host"]
     [
         ("build", BuildError, "build"),
         ("launch", LaunchError, "launch"),
-        ("kernel", LaunchError, "retire"),
+        ("kernel", LaunchError, "device"),
         ("collect", CollectError, "retire"),
     ],
 )

@@ -53,9 +53,10 @@ def test_device_memory_that_is_left_is_reported() -> None:
 
 async def test_tasks_that_are_left_are_reported() -> None:
     """The report names the task."""
+    tasks: list[asyncio.Task[bool]] = []
     with pytest.raises(LeakError, match="task forgotten: <coroutine"), leak_check():
-        task = asyncio.create_task(asyncio.Event().wait(), name="forgotten")
-    task.cancel()
+        tasks.append(asyncio.create_task(asyncio.Event().wait(), name="forgotten"))
+    tasks[0].cancel()
 
 
 def test_threads_of_ours_that_are_left_are_reported() -> None:
@@ -71,9 +72,10 @@ def test_threads_of_ours_that_are_left_are_reported() -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed as on Linux")
 def test_file_descriptors_that_are_left_are_reported(tmp_path: Path) -> None:
     """The report says which file."""
+    numbers: list[int] = []
     with pytest.raises(LeakError, match=r"file descriptor \d+: .*forgotten\.txt"), leak_check():
-        number = os.open(tmp_path / "forgotten.txt", os.O_CREAT)
-    os.close(number)
+        numbers.append(os.open(tmp_path / "forgotten.txt", os.O_CREAT))
+    os.close(numbers[0])
 
 
 def test_a_body_that_raises_keeps_its_exception() -> None:

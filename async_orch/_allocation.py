@@ -1,0 +1,27 @@
+"""Allocation and first touch, all or nothing; and giving memory back where nobody can do anything about a failure."""
+
+from __future__ import annotations
+
+from async_orch._events import emit
+from async_orch.abc import Backend, Buffer
+from async_orch.exceptions import OrchError
+
+__all__ = ["give_back", "touched"]
+
+
+def touched(backend: Backend, buffer: Buffer) -> Buffer:
+    """``buffer``, touched; if that fails it is freed."""
+    try:
+        backend.touch(buffer)
+    except BaseException:
+        give_back(buffer)
+        raise
+    return buffer
+
+
+def give_back(buffer: Buffer) -> None:
+    """Free a buffer. A driver that refuses (it may, once the device is lost) is reported and keeps nobody else's."""
+    try:
+        buffer.free()
+    except OrchError as exc:
+        emit("warning", "memory.not_freed", buffer=buffer.name, nbytes=buffer.nbytes, error=str(exc))
