@@ -121,7 +121,7 @@ def _device(torch: Any, target: str | None) -> Any:
         raise BackendUnavailable(f"backend 'torch:{text}': the accelerator of this PyTorch is {current.type!r}")
     if index and not (index.isascii() and index.isdigit()):
         raise BackendUnavailable(f"backend 'torch:{text}' names no device: give an index, e.g. 'torch:{kind}:0'")
-    count = generic.device_count()
+    count = torch.accelerator.device_count()
     if int(index or 0) >= count:
         raise BackendUnavailable(f"backend 'torch:{text}' is out of range: there are {count} {kind} devices")
     return torch.device(kind, int(index or 0))

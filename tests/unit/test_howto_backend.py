@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto-backend.md"
-CONFIGURATION = '[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n'
+CONFIGURATION = "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
 
 
 def test_the_blocks_of_the_howto_are_a_test_module_that_passes(tmp_path: Path) -> None:

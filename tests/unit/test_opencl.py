@@ -12,7 +12,14 @@ import pytest
 
 from async_orch import Orchestrator, SlotSpec, StepProgram, open_backend
 from async_orch.abc import ByteArray, Fence, Stream
-from async_orch.exceptions import BackendUnavailable, ConfigurationError, DeviceError, OutOfDeviceMemory
+from async_orch.exceptions import (
+    BackendUnavailable,
+    ConfigurationError,
+    DeviceError,
+    DeviceLost,
+    OrchError,
+    OutOfDeviceMemory,
+)
 
 cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
@@ -238,3 +245,30 @@ def test_no_device_memory_is_allocated_after_open(monkeypatch: pytest.MonkeyPatc
             assert orch.statistics().step_path_allocs == 0
 
     asyncio.run(main())
+
+
+def test_a_kernel_that_hangs_poisons_within_the_fence_timeout(backend: OpenCLBackend) -> None:
+    """Whoever waits is told that the device is lost, leaving is bounded, and the hanging thread is counted."""
+    backend.close_timeout_s = 0.05
+    gate, kept = cl.UserEvent(backend.context), list[Any]()
+
+    class Hangs(_Count):
+        def launch(self, step: int, slot: Any, stream: Stream) -> None:
+            if step == 1:
+                kept.append(cl.enqueue_barrier(stream.native, wait_for=[gate]))
+            super().launch(step, slot, stream)
+
+    async def main() -> None:
+        async with Orchestrator(Hangs(), backend, fence_timeout_s=0.2, drain_timeout_s=1.0) as orch:
+            handles = [await orch.submit(step) for step in range(3)]
+            assert (await handles[0]).output == 0
+            for handle in handles[1:]:
+                with pytest.raises(OrchError) as caught:
+                    await handle
+                assert isinstance(caught.value, DeviceLost) or isinstance(caught.value.__cause__, DeviceLost)
+            with pytest.raises(OrchError):
+                await orch.submit(3)
+
+    asyncio.run(main())
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    kept[0].wait()
