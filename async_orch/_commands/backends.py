@@ -61,6 +61,7 @@ _HEADINGS = (
     "clock",
     "alloc ms",
     "copy GB/s",
+    "driver",
     "support",
 )
 
@@ -86,7 +87,8 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         entry["device_clock"],
         _shown(entry["alloc_ns"], 1e6, ""),
         "-" if not entry["copy_bytes_per_s"] else f"{entry['copy_bytes_per_s'] / 1e9:.2f}",
-        entry["support"] + (f" ({entry['driver']})" if entry["driver"] else ""),
+        entry["driver"] or "-",
+        entry["support"],
     )
 
 
