@@ -48,7 +48,7 @@ def open_backend(name: str, **options: Any) -> Backend:
         raise BackendUnavailable(f"two packages provide a backend {kind!r}: {where}; uninstall one")
     try:
         opener: Opener = points[0].load()
-    except ImportError as exc:
+    except Exception as exc:
         raise BackendUnavailable(f"backend {kind!r} cannot be imported: {exc}") from exc
     try:
         return opener(target or None, **options)

@@ -59,6 +59,8 @@ class DeviceInfo:
         the host's once, the ``"host"`` clock read when the marker was reached, or ``"none"``.
     memory_nbytes:
         Size of device memory, None where unknown.
+    driver:
+        Name and version of the driver, empty where there is none.
     """
 
     backend: str
@@ -69,6 +71,7 @@ class DeviceInfo:
     alloc_visibility: AllocVisibility = "own"
     device_clock: DeviceClock = "none"
     memory_nbytes: int | None = None
+    driver: str = ""
 
 
 class Buffer(ABC):

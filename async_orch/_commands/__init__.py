@@ -16,5 +16,6 @@ COMMANDS: Final = {
     "whatif": "predict other settings from measured stage times",
     "report": "write one HTML page with the timeline, the figures and the bubbles",
     "trace": "write the timeline for Perfetto, or as [STRACE] lines",
+    "backends": "show which backends are installed, which work here, and why not",
 }
 """Names of the commands, in the order of the help text, and what each does; `async_orch._commands.NAME` holds it."""

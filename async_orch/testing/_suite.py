@@ -25,6 +25,7 @@ class SuiteSettings:
     open_adopting: Callable[[Stream, Stream], Backend] | None
     isolates: bool
     refuses_fork: bool
+    addresses: bool
     loop_factory: Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -107,6 +108,7 @@ def conformance_suite(
     open_adopting: Callable[[Stream, Stream], Backend] | None = None,
     isolates: bool = True,
     refuses_fork: bool = True,
+    addresses: bool = True,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> type[Any]:
     """A class of pytest tests for a backend; one line in a test module runs them all::
@@ -126,6 +128,8 @@ def conformance_suite(
         Whether `Stream.isolate` clears a failure. False where the driver's errors are sticky.
     refuses_fork:
         Whether use in a child that was forked while the device was open is refused. False skips that test.
+    addresses:
+        False where `Buffer.handle` of device memory is a driver's handle, because the driver gives no address.
     loop_factory:
         Makes the event loop of a test; `VirtualClockLoop` for a backend in virtual time.
 
@@ -160,6 +164,7 @@ def conformance_suite(
         open_adopting,
         isolates,
         refuses_fork,
+        addresses,
         loop_factory,
     )
     return type("ConformanceSuite", bases, {"settings": settings, "__doc__": "The conformance suite of async_orch."})

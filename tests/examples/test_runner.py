@@ -100,7 +100,7 @@ def one_line_error(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "nowhere"), "no backend 'nowhere'; installed: host, sim"),
+        (("--backend", "nowhere"), "no backend 'nowhere'; installed: ascend"),
         (("--prompt", "abc", "--prompt", ""), "prompt 2 is empty"),
         (("--log", "."), "cannot write the step log .: Is a directory; pass --log another file"),
         (("--log", "/etc/passwd/log"), "cannot write the step log /etc/passwd/log: Not a directory"),

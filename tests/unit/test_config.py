@@ -156,15 +156,15 @@ def test_backends_are_found_by_name() -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["cuda", "", "sim:no-such-profile", "host:1"])
+@pytest.mark.parametrize("name", ["tpu", "", "sim:no-such-profile", "host:1"])
 def test_an_unknown_backend_says_what_there_is(name: str) -> None:
     """One line that lists the installed backends, or says what is wrong with the target."""
     with pytest.raises(OrchError) as caught:
         open_backend(name)
     assert "\n" not in str(caught.value)
-    if name == "cuda":
+    if name == "tpu":
         assert isinstance(caught.value, BackendUnavailable)
-        assert "installed: host, sim" in str(caught.value)
+        assert "installed: ascend" in str(caught.value)
 
 
 async def test_an_opened_backend_stays_open() -> None:

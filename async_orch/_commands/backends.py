@@ -1,0 +1,96 @@
+"""``async-orch backends``: what is installed, what works here, and why not."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from async_orch._commands._shared import UsageError, write
+
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+
+DESCRIPTION = (
+    "Opens each installed backend, or the ones named, and shows its device, memory and support, and how long an "
+    "allocation, its first use and a copy take here. A backend that cannot be opened says what it needs."
+)
+EPILOG = (
+    "alloc is a device allocation with its first use (touch), copy one from host memory, each the median of 5. Exit "
+    "code: 0, or 1 if a backend that was named does not work, or 2 for a wrong argument."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a backend such as opencl:0; default: all installed")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument(
+        "--nbytes", type=_size, default=16_000_000, metavar="N", help="size to allocate and copy (default: %(default)s)"
+    )
+    parser.add_argument("--no-measure", action="store_true", help="only open and ask")
+
+
+def _size(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 2**32:
+        raise argparse.ArgumentTypeError(f"{text} must be from 1 to {2**32} bytes")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    from async_orch._survey import survey  # noqa: PLC0415 - imports numpy
+
+    if any(not name.isprintable() or not name for name in options.names):
+        raise UsageError("a backend's name is printable text such as host or opencl:0")
+    nbytes = None if options.no_measure else options.nbytes
+    found = survey(options.names, nbytes=nbytes)
+    if options.format == "json":
+        import msgspec  # noqa: PLC0415 - slow to import
+
+        write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        write(_table(found))
+    return 1 if options.names and not all(entry["works"] for entry in found) else 0
+
+
+_HEADINGS = (
+    "backend",
+    "device",
+    "memory",
+    "pinned",
+    "align",
+    "allocs seen",
+    "clock",
+    "alloc ms",
+    "copy GB/s",
+    "driver",
+    "support",
+)
+
+
+def _table(found: list[dict[str, Any]]) -> str:
+    rows = [_HEADINGS, *(_row(entry) for entry in found if entry["works"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(rows) == 1:
+        lines = ["no backend works here"]
+    broken = [f"{entry['backend']}: {entry['why_not']}" for entry in found if not entry["works"]]
+    return "\n".join([*lines, *([""] if broken else []), *broken]) + "\n"
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        entry["backend"],
+        entry["device"],
+        _shown(entry["memory_nbytes"], 1e9, "GB"),
+        "yes" if entry["pinned"] else "no",
+        f"{entry['alignment_nbytes']} B",
+        entry["alloc_visibility"],
+        entry["device_clock"],
+        _shown(entry["alloc_ns"], 1e6, ""),
+        "-" if not entry["copy_bytes_per_s"] else f"{entry['copy_bytes_per_s'] / 1e9:.2f}",
+        entry["driver"] or "-",
+        entry["support"],
+    )
+
+
+def _shown(value: int | None, unit: float, name: str) -> str:
+    return "-" if value is None else f"{value / unit:.2f} {name}".rstrip()

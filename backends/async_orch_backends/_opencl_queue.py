@@ -1,0 +1,285 @@
+"""OpenCL command queues and events behind the seam."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from async_orch.abc import Buffer
+from async_orch.exceptions import DeviceError
+
+from ._anchored_clock import AnchoredClock
+from ._device_state import DeviceState
+from ._driver_fence import NativeEvent
+from ._driver_queue import DriverQueue
+from ._driver_stream import DriverStream
+from ._opencl_driver import driver_error, status_error
+from ._opencl_memory import OpenCLBuffer
+
+__all__ = ["NDRange", "OpenCLEvent", "OpenCLQueue", "OpenCLStream"]
+
+
+class NDRange(NamedTuple):
+    """What ``stream.launch`` takes on the backend ``opencl``: a kernel and the sizes that it runs with.
+
+    Attributes
+    ----------
+    kernel:
+        A ``pyopencl.Kernel``. Its arguments are those of ``launch``: device buffers, and numpy scalars of the type
+        that the kernel declares.
+    global_size:
+        Work-items in each of 1 to 3 dimensions.
+    local_size:
+        Work-items of a group; None leaves it to the driver.
+    """
+
+    kernel: Any
+    global_size: Sequence[int]
+    local_size: Sequence[int] | None = None
+
+
+class OpenCLEvent:
+    """A place in a queue: over when all of its driver events are. Without any, it is over from the start.
+
+    The time is that of the last event's end, but not before the place was marked: a queue that was idle is reached
+    when it is asked.
+    """
+
+    __slots__ = ("_cl", "_clock", "_enqueue_ns", "_error", "_over", "_stream", "_time_ns", "events")
+
+    def __init__(
+        self, cl: Any, events: Sequence[Any], clock: AnchoredClock, stream: str, failure: DeviceError | None = None
+    ) -> None:
+        self.events = events
+        self._cl = cl
+        self._clock = clock
+        self._stream = stream
+        self._enqueue_ns = time.monotonic_ns()
+        self._over = not events
+        self._error = failure
+        self._time_ns: int | None = None
+
+    @property
+    def native(self) -> Any:
+        return self.events[0] if self.events else None
+
+    @property
+    def error(self) -> DeviceError | None:
+        return self._error
+
+    def query(self) -> bool:
+        if not self._over:
+            error = self._error
+            for event in self.events:
+                status = event.command_execution_status
+                if status > 0:
+                    return False
+                if status < 0 and error is None:
+                    error = status_error(status, self._stream)
+            self._error = error
+            self._over = True
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        for event in self.events:
+            with suppress(self._cl.Error):  # it failed: `query` says how
+                event.wait()
+        self._clock.renew()
+        return True
+
+    def time_ns(self) -> int | None:
+        if self._time_ns is None and self._error is None:
+            try:
+                ends = [self._clock.host_ns(event.profile.end) for event in self.events]
+            except self._cl.Error:  # the caller's queue does not profile
+                return None
+            self._time_ns = min(max([*ends, self._enqueue_ns]), time.monotonic_ns())
+        return self._time_ns
+
+
+class OpenCLQueue:
+    """An in-order command queue.
+
+    A marker costs as much as a command, so the last command's event marks a place in the queue, as long as all
+    commands are ours. From when the caller has the native queue, which may get commands that we do not see, real
+    markers are enqueued.
+    """
+
+    def __init__(self, cl: Any, native: Any, clock: AnchoredClock, name: str, *, owned: bool) -> None:
+        self._cl = cl
+        self._native = native
+        self._clock = clock
+        self._name = name
+        self._shared = not owned
+        self._waits: list[Any] = []
+        self._running: deque[Any] = deque()  # commands since the last isolation that were not seen to be over well
+        self._earlier: deque[Any] = deque()  # those before it
+        self._last: Any = None
+        self._failure: DeviceError | None = None
+
+    @property
+    def native(self) -> Any:
+        self._shared = True
+        return self._native
+
+    @property
+    def context(self) -> Any:
+        """The queue's context, by which the queue stays ours."""
+        return self._native.context
+
+    @property
+    def device(self) -> Any:
+        """The queue's device."""
+        return self._native.device
+
+    @property
+    def handle(self) -> int:
+        return int(self._native.int_ptr)
+
+    @property
+    def domain(self) -> object:
+        return ("opencl", self._native.context.int_ptr)
+
+    def copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
+        if dst.is_host and src.is_host:
+            raise DeviceError(f"backend 'opencl' copies from or to device memory, not {src!r} to {dst!r}; use numpy")
+        target, source = self._operand(dst, dst_offset, nbytes), self._operand(src, src_offset, nbytes)
+        if not nbytes or self._has_failed():
+            return
+        options: dict[str, Any] = {"wait_for": self._take_waits()}
+        if not dst.is_host:
+            options["dst_offset"] = dst_offset
+        if not src.is_host:
+            options["src_offset"] = src_offset
+        if dst.is_host or src.is_host:
+            options["is_blocking"] = False
+        else:
+            options["byte_count"] = nbytes
+        try:
+            event = self._cl.enqueue_copy(self._native, target, source, **options)
+        except self._cl.Error as exc:
+            raise driver_error(exc, f"enqueuing a copy of {nbytes} B on stream {self._name!r}") from exc
+        self._enqueued(event)
+
+    def _operand(self, buffer: Buffer, offset: int, nbytes: int) -> Any:
+        if buffer.is_host:
+            return buffer.array[offset : offset + nbytes]
+        if not isinstance(buffer, OpenCLBuffer):
+            raise DeviceError(f"backend 'opencl' cannot copy from or to {buffer!r}, device memory of another backend")
+        return buffer.native
+
+    def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        if not isinstance(kernel, NDRange) or not isinstance(kernel.kernel, self._cl.Kernel):
+            what = type(kernel.kernel if isinstance(kernel, NDRange) else kernel).__name__
+            raise DeviceError(
+                "backend 'opencl' launches async_orch_backends.opencl.NDRange(kernel, global_size) with a "
+                f"pyopencl.Kernel, not {what}; Python callables run on 'host' and 'sim'"
+            )
+        name = kernel.kernel.function_name
+        natives = [self._argument(arg, name) for arg in args]
+        if self._has_failed():
+            return
+        waits = self._take_waits()
+        sizes = (kernel.global_size, kernel.local_size)
+        try:
+            event = kernel.kernel(self._native, *sizes, *natives, wait_for=waits)
+        except (self._cl.Error, TypeError, ValueError) as exc:
+            raise driver_error(exc, f"launching kernel {name!r} on stream {self._name!r}") from exc
+        self._enqueued(event)
+
+    def _argument(self, arg: Any, kernel: str) -> Any:
+        if not isinstance(arg, Buffer):
+            return arg
+        if not isinstance(arg, OpenCLBuffer):
+            raise DeviceError(
+                f"kernel {kernel!r} cannot get {arg!r}; copy it to device memory of backend 'opencl' first"
+            )
+        return arg.native
+
+    def _take_waits(self) -> list[Any] | None:
+        waits, self._waits = self._waits, []
+        return waits or None
+
+    def _enqueued(self, event: Any) -> None:
+        # Kept until it is over: a failure must not pass unseen, and the event of a copy from or to host memory blocks,
+        # holding the GIL, when it is dropped before that.
+        self._running.append(event)
+        self._last = event
+        self._native.flush()
+
+    def _has_failed(self) -> bool:
+        """Whether work since the last isolation failed; then what follows must not be enqueued.
+
+        A driver may fail a command whose event list holds a failed event, run it all the same if it comes late
+        enough, or never end it (PoCL 3.0).
+        """
+        earlier, running, waits = self._earlier, self._running, self._waits
+        while earlier and earlier[0].command_execution_status <= 0:
+            earlier.popleft()
+        while running and self._failure is None:
+            status = running[0].command_execution_status
+            if status > 0:
+                break
+            if status < 0:
+                self._failure = status_error(status, self._name)
+            running.popleft()
+        for event in waits:
+            status = event.command_execution_status
+            if status < 0 and self._failure is None:
+                self._failure = status_error(status, self._name)
+        return self._failure is not None
+
+    def isolate(self) -> None:
+        self._failure = None
+        self._earlier += self._running
+        self._running.clear()
+        self._waits = [event for event in self._waits if event.command_execution_status >= 0]
+
+    def record(self) -> NativeEvent:
+        marks: list[Any] = []
+        failed = self._has_failed()
+        if self._shared:
+            waits = [event for event in self._waits if event.command_execution_status > 0]
+            try:
+                marks.append(self._cl.enqueue_marker(self._native, wait_for=waits or None))
+                self._native.flush()
+            except self._cl.Error as exc:
+                raise driver_error(exc, f"recording on stream {self._name!r}") from exc
+        elif self._last is not None:
+            marks.append(self._last)
+        failure = self._failure if failed else None
+        return OpenCLEvent(self._cl, [*marks, *self._running, *self._waits], self._clock, self._name, failure)
+
+    def wait(self, event: NativeEvent) -> None:
+        self._waits += _pending(event.events if isinstance(event, OpenCLEvent) else ())
+
+    def close(self) -> None:
+        self._running.clear()
+        self._earlier.clear()
+        self._waits.clear()
+        self._last = None
+
+
+def _pending(events: Iterable[Any]) -> list[Any]:
+    return [event for event in events if event.command_execution_status > 0]
+
+
+class OpenCLStream(DriverStream):
+    """A stream that tells its context and device without handing out its queue, which would cost markers."""
+
+    def __init__(self, name: str, device: DeviceState, queue: DriverQueue) -> None:
+        super().__init__(name, device, queue)
+        self._info: Any = queue
+
+    @property
+    def context(self) -> Any:
+        """The ``pyopencl.Context`` to build programs in."""
+        return self._info.context
+
+    @property
+    def device(self) -> Any:
+        """The ``pyopencl.Device``."""
+        return self._info.device

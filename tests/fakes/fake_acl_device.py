@@ -1,0 +1,92 @@
+"""Streams and events of the fake ``acl``: a thread a stream, and errors that stick."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["FakeEvent", "FakeStream"]
+
+
+class FakeStream:
+    """Runs what is enqueued, in order. After a failure it runs nothing more, and every call on it gives its code."""
+
+    def __init__(self) -> None:
+        self.error = 0
+        self._put = 0
+        self._done = 0
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], int, bool] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fake-acl-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        return self._put == self._done
+
+    def put(self, work: Callable[[], object], code: int = 0, *, always: bool = False) -> int:
+        """Enqueue; ``always`` for markers, which are reached also behind a failure. Gives the return code."""
+        if self.error and not always:
+            return self.error
+        self._put += 1
+        self._queue.put((work, code, always))
+        return 0
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, code, always = item
+            if always or not self.error:
+                work()
+                self.error = self.error or code
+            item = work = None  # type: ignore[assignment]
+            self._done += 1
+
+    def stop(self) -> None:
+        self._queue.put(None)
+        self._thread.join(20.0)
+        assert not self._thread.is_alive(), "a stream was destroyed with work that never ends"
+
+
+class FakeEvent:
+    """Complete when its stream reached it; an event that was never recorded is complete."""
+
+    def __init__(self, flag: int) -> None:
+        self.flag = flag
+        self.recorded = False
+        self.error = 0
+        self.reached_ns = 0
+        self.waits = 0
+        self._done = threading.Event()
+        self._done.set()
+        self._lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        return self._done.is_set()
+
+    def record_on(self, stream: FakeStream) -> int:
+        self.recorded = True
+        done = self._done = threading.Event()
+
+        def reach() -> None:
+            self.error = stream.error
+            self.reached_ns = time.monotonic_ns()
+            done.set()
+
+        return stream.put(reach, always=True)
+
+    def hold(self, stream: FakeStream) -> int:
+        done = self._done
+        with self._lock:
+            self.waits += 1
+
+        def passed() -> None:
+            done.wait(60.0)
+            with self._lock:
+                self.waits -= 1
+
+        return stream.put(passed, always=True)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._done.wait(timeout_s)

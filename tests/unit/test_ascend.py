@@ -1,0 +1,289 @@
+"""The backend ``ascend`` on the fake ``acl``, beyond the conformance suite: tested against a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from async_orch_backends.ascend_acl import open_backend as open_ascend
+from async_orch_backends.host import open_backend as open_host
+
+from async_orch import Orchestrator, SlotSpec, StepProgram, open_backend
+from async_orch.abc import ByteArray, Stream
+from async_orch.exceptions import (
+    BackendUnavailable,
+    ConfigurationError,
+    DeviceError,
+    DeviceLost,
+    LaunchError,
+    OutOfDeviceMemory,
+)
+from tests.fakes.fake_acl import AclMisuse, FakeAcl
+
+PATIENCE_S = 30.0
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeAcl:
+    acl = FakeAcl(**options)
+    monkeypatch.setitem(sys.modules, "acl", acl.module)
+    return acl
+
+
+@pytest.fixture
+def acl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAcl]:
+    """A fake that must be clean in the end."""
+    fake = _install(monkeypatch)
+    yield fake
+    fake.check_clean()
+
+
+class Echo(StepProgram[int, int]):
+    """Gives back what was built."""
+
+    slot = SlotSpec(image_nbytes=64, workspace_nbytes=4096, output_nbytes=64)
+
+    def build(self, step: int, image: Any) -> None:
+        image[:] = step % 256
+
+    def launch(self, step: int, slot: Any, stream: Stream) -> None:
+        stream.copy(slot.output, slot.image, 64)
+
+    def collect(self, step: int, output: ByteArray) -> int:
+        return int(output[63])
+
+
+async def _echo(steps: int, launch_in: Literal["inline", "thread"] = "inline") -> list[int | None]:
+    async with Orchestrator(Echo(), "ascend", slots=3, launch_in=launch_in) as orch:
+        results = [result async for result in orch.map(range(steps))]
+    assert [result.output for result in results] == [step % 256 for step in range(steps)]
+    return [result.timings.device_ns for result in results]
+
+
+def test_few_events_serve_many_steps(acl: FakeAcl) -> None:
+    """A thousand steps use as many events as are in flight at once, and give device times."""
+    times = asyncio.run(_echo(1000))
+    assert acl.most_events < 64
+    assert acl.calls["record_event"] > 4000
+    assert all(time_ns is not None and time_ns >= 0 for time_ns in times)
+
+
+def test_every_thread_works_in_the_context(acl: FakeAcl) -> None:
+    """Launching on a thread of its own needs no call of the user's: the fake refuses calls without a context."""
+    asyncio.run(_echo(20, "thread"))
+    assert acl.misuses == []
+
+
+def test_streams_that_wait_in_turn_use_few_events(acl: FakeAcl) -> None:
+    """Two thousand waits back and forth without an isolation hold no chain of events."""
+    backend = open_ascend()
+    first, second = backend.create_stream("copy"), backend.create_stream("compute")
+    for _ in range(1000):
+        second.wait(first.record())
+        fence = second.record()
+        first.wait(fence)
+        fence.synchronize(PATIENCE_S)
+    backend.close()
+    assert acl.most_events < 64
+
+
+def test_a_device_without_both_event_flags_gives_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order is kept with SYNC events alone; the record says null, not 0."""
+    acl = _install(monkeypatch, takes_time_line=False)
+    backend = open_ascend()
+    assert backend.info.device_clock == "none"
+    backend.close()
+    assert asyncio.run(_echo(5)) == [None] * 5
+    acl.check_clean()
+
+
+def test_an_initialised_process_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library may have called acl.init before."""
+    acl = _install(monkeypatch, initialised=True)
+    open_ascend().close()
+    acl.check_clean()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("7", "'ascend:7' is out of range: this machine has 1 Ascend devices"), ("npu", "'ascend:npu' names no device")],
+)
+def test_a_name_without_a_device_is_refused(acl: FakeAcl, target: str, message: str) -> None:
+    """The error says how many devices there are."""
+    with pytest.raises(BackendUnavailable, match=message):
+        open_backend(f"ascend:{target}")
+
+
+def test_an_unknown_option_and_a_stream_that_is_none_are_refused(acl: FakeAcl) -> None:
+    """Both are named."""
+    with pytest.raises(ConfigurationError, match="got priority"):
+        open_backend("ascend", priority=1)
+    with pytest.raises(ConfigurationError, match="compute_stream must be an ACL stream"):
+        open_backend("ascend", compute_stream="0")
+
+
+def test_without_cann_the_error_says_where_acl_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, with the script to source; and another for a driver that does not start."""
+    monkeypatch.setitem(sys.modules, "acl", None)
+    with pytest.raises(BackendUnavailable, match=r"comes with Ascend CANN and not from PyPI.*set_env") as caught:
+        open_backend("ascend")
+    assert "\n" not in str(caught.value)
+    acl = _install(monkeypatch)
+    acl.fail_next["init"] = 507899
+    with pytest.raises(BackendUnavailable, match=r"no Ascend driver works here.*ACL_ERROR_RT_DRV_INTERNAL_ERROR"):
+        open_backend("ascend")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "name"),
+    [
+        (207018, OutOfDeviceMemory, "ACL_ERROR_RT_DEVICE_OOM"),
+        (207001, OutOfDeviceMemory, "ACL_ERROR_RT_MEMORY_ALLOCATION"),
+        (107002, DeviceError, "ACL_ERROR_RT_CONTEXT_NULL"),
+        (507015, DeviceLost, "ACL_ERROR_RT_AICORE_EXCEPTION"),
+        (507899, DeviceLost, "ACL_ERROR_RT_DRV_INTERNAL_ERROR"),
+        (999999, DeviceError, "an error that this version does not know"),
+    ],
+)
+def test_error_codes_become_exceptions_with_their_names(
+    acl: FakeAcl, code: int, kind: type[DeviceError], name: str
+) -> None:
+    """The name and the number are in the message; a failed allocation leaves nothing behind."""
+    backend = open_ascend()
+    acl.fail_next["malloc"] = code
+    with pytest.raises(kind, match=rf"{name} \({code}\)"):
+        backend.alloc(64, name="kv")
+    assert backend.allocated_nbytes == 0
+    backend.close()
+
+
+def test_a_launcher_that_returns_a_code_fails_its_step(acl: FakeAcl) -> None:
+    """The step's error names the code; the device goes on, as nothing ran."""
+
+    def refuse(stream: int) -> int:
+        return 107000
+
+    class Refused(Echo):
+        def launch(self, step: int, slot: Any, stream: Stream) -> None:
+            if step == 1:
+                stream.launch(refuse)
+            super().launch(step, slot, stream)
+
+    async def main() -> None:
+        async with Orchestrator(Refused(), "ascend") as orch:
+            handles = [await orch.submit(step) for step in range(3)]
+            with pytest.raises(LaunchError, match="refuse' on stream 'compute' failed: ACL_ERROR_RT_PARAM_INVALID"):
+                await handles[1]
+            assert [(await handles[step]).output for step in (0, 2)] == [0, 2]
+
+    asyncio.run(main())
+
+
+def test_what_is_not_pinned_by_the_driver_is_not_copied(acl: FakeAcl) -> None:
+    """Such a copy would block while holding the GIL; so is what cannot be launched refused."""
+    backend, other = open_ascend(), open_host()
+    stream, memory = backend.create_stream("copy"), backend.alloc(64)
+    with pytest.raises(DeviceError, match="not pinned by this driver"):
+        stream.copy(memory, other.alloc_host(64), 64)
+    with pytest.raises(DeviceError, match=r"kernel\(stream, \*args\), not int"):
+        stream.launch(3)
+    other.close()
+    backend.close()
+
+
+def test_a_hung_device_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close returns in time, fences fail, and neither memory nor context is taken from under the kernel."""
+    acl = _install(monkeypatch)
+    backend = open_ascend()
+    backend.close_timeout_s = 0.05
+    stream, memory, gate = backend.create_stream("compute"), backend.alloc(64), threading.Event()
+    stream.launch(lambda handle, address: acl.enqueue(handle, lambda: gate.wait(PATIENCE_S)), memory)
+    fence = stream.record()
+    backend.close()
+    assert backend.threads_abandoned() == 1
+    with pytest.raises(DeviceError, match="not over in time"):
+        fence.synchronize(PATIENCE_S)
+    assert len(acl.memory) == 1
+    assert len(acl.contexts) == 1
+    assert acl.misuses == []
+    gate.set()
+    for handle in list(acl.streams):
+        acl.streams.pop(handle).stop()
+
+
+class TestTheFake:
+    """The fake fails what a driver would let pass."""
+
+    @pytest.fixture
+    def runtime(self) -> Any:
+        """The fake's ``acl.rt`` with a context on this thread."""
+        self.acl = FakeAcl()
+        self.acl.module.init()
+        _, code = self.acl.module.rt.create_context(0)
+        assert code == 0
+        return self.acl.module.rt
+
+    def test_unpinned_memory(self, runtime: Any) -> None:
+        """A copy from memory that is not from malloc_host."""
+        (stream, _), (memory, _) = runtime.create_stream(), runtime.malloc(64, 0)
+        with pytest.raises(AclMisuse, match="source of memcpy_async"):
+            runtime.memcpy_async(memory, 64, 12345, 64, 1, stream)
+        runtime.destroy_stream(stream)
+
+    def test_a_thread_without_context(self, runtime: Any) -> None:
+        """A call on a thread that never set one."""
+        thread = threading.Thread(target=_swallow, args=(runtime.create_stream,))
+        thread.start()
+        thread.join()
+        with pytest.raises(AssertionError, match="without a context"):
+            self.acl.check_clean()
+
+    def test_an_event_without_sync(self, runtime: Any) -> None:
+        """A stream waits for it."""
+        (stream, _), (event, _) = runtime.create_stream(), runtime.create_event_with_flag(8)
+        with pytest.raises(AclMisuse, match="without ACL_EVENT_SYNC"):
+            runtime.stream_wait_event(stream, event)
+        runtime.destroy_stream(stream)
+
+    def test_a_leaked_handle_and_one_used_after_its_end(self, runtime: Any) -> None:
+        """Both are found, and so is a wrong number of arguments."""
+        stream, _ = runtime.create_stream()
+        with pytest.raises(AssertionError, match="'streams': 1"):
+            self.acl.check_clean()
+        runtime.destroy_stream(stream)
+        with pytest.raises(AclMisuse, match="no stream or no longer one"):
+            runtime.destroy_stream(stream)
+        with pytest.raises(AclMisuse, match="takes 1 arguments, got 0"):
+            runtime.malloc_host()
+
+    def test_an_event_recorded_twice(self, runtime: Any) -> None:
+        """Recording again needs reset_event, and that needs all waits to be passed."""
+        (stream, _), (other, _) = runtime.create_stream(), runtime.create_stream()
+        event, _ = runtime.create_event_with_flag(9)
+        gate = threading.Event()
+        self.acl.enqueue(other, gate.wait)
+        runtime.record_event(event, stream)
+        with pytest.raises(AclMisuse, match="without reset_event"):
+            runtime.record_event(event, stream)
+        assert runtime.synchronize_event_with_timeout(event, 20_000) == 0
+        runtime.stream_wait_event(other, event)
+        with pytest.raises(AclMisuse, match="yet to pass a wait"):
+            runtime.reset_event(event, stream)
+        gate.set()
+        runtime.destroy_stream(stream)
+        runtime.destroy_stream(other)
+
+    def test_events_run_out(self, runtime: Any) -> None:
+        """The 1,024th is refused with the driver's code."""
+        codes = [runtime.create_event_with_flag(1)[1] for _ in range(1024)]
+        assert codes[-2:] == [0, 207007]
+
+
+def _swallow(call: Any) -> None:
+    try:
+        call()
+    except AclMisuse:
+        return  # as a backend's waiter thread might; the fake remembers it

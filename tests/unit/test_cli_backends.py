@@ -1,0 +1,97 @@
+"""``async-orch backends`` and what it is made of: a table and JSON of what works here and why not."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from async_orch_backends.host import HostBackend
+
+from async_orch import _registry
+from async_orch.abc import Buffer
+from async_orch.cli import main
+from async_orch.exceptions import OutOfDeviceMemory
+
+
+class FullBackend(HostBackend):
+    """A device without memory to spare, to be told what it lacks."""
+
+    def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
+        raise OutOfDeviceMemory(f"needed {nbytes} B,\nfree 0 B")
+
+
+def raise_something(target: str | None = None, **options: Any) -> None:
+    """What a third party's opener might do."""
+    raise KeyError("no such thing")
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed: one that works, and four that do not, each for a reason of its own."""
+    values = {
+        "host": "async_orch_backends.host:open_backend",
+        "absent": "a_package_that_is_not_there:open_backend",
+        "crashes": f"{__name__}:raise_something",
+        "full": f"{__name__}:FullBackend",
+        "nameless": "async_orch_backends.host:no_such_function",
+    }
+    points = [EntryPoint(name, value, _registry.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(EntryPoint, "load", _load)
+    monkeypatch.setattr(_registry, "entry_points", lambda group: points)
+
+
+def _load(point: EntryPoint) -> Any:
+    if point.name == "full":
+        return lambda target: FullBackend()
+    if point.name == "crashes":
+        return raise_something
+    module = __import__(point.module, fromlist=["_"])
+    return getattr(module, point.attr)
+
+
+@pytest.mark.usefixtures("entries")
+def test_one_broken_backend_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each that fails is one line with its reason, whatever it raised, and listing all is no error."""
+    assert main(["backends", "--nbytes", "4096"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].split()[:2] == ["backend", "device"]
+    assert lines[1].startswith("host ")
+    assert lines[1].endswith("measured on CPU")
+    reasons = dict(line.split(": ", 1) for line in lines[3:])
+    assert sorted(reasons) == ["absent", "crashes", "full", "nameless"]
+    assert "a_package_that_is_not_there" in reasons["absent"]
+    assert "no such thing" in reasons["crashes"]
+    assert reasons["full"] == "needed 4096 B, free 0 B"
+    assert "no_such_function" in reasons["nameless"]
+
+
+@pytest.mark.usefixtures("entries")
+def test_json_has_every_figure_for_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    """All entries have the same keys; what was not measured is null, what was is positive."""
+    assert main(["backends", "--format", "json", "--nbytes", "100000"]) == 0
+    found = {entry["backend"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert len({tuple(entry) for entry in found.values()}) == 1
+    host, absent = found["host"], found["absent"]
+    assert (host["works"], host["why_not"], host["measured_nbytes"]) == (True, None, 100000)
+    assert all(host[key] > 0 for key in ("memory_nbytes", "alloc_ns", "copy_ns", "copy_bytes_per_s"))
+    assert not absent["works"]
+    assert all(absent[key] is None for key in absent if key not in ("backend", "works", "why_not"))
+
+
+@pytest.mark.usefixtures("entries")
+def test_asking_for_a_backend_by_name_tells_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """0 if all that were named work, 1 if one does not; a wrong size or name is 2."""
+    assert main(["backends", "host", "--no-measure"]) == 0
+    assert main(["backends", "host", "absent", "--no-measure"]) == 1
+    assert main(["backends", "nothing", "--no-measure"]) == 1
+    out, err = capsys.readouterr()
+    assert "no backend works here" in out
+    assert "nothing: no backend 'nothing'; installed: absent, crashes, full, host, nameless" in out
+    assert err == ""
+    assert main(["backends", "--nbytes", "0"]) == 2
+    assert main(["backends", "ho\nst"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
