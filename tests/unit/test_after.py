@@ -258,4 +258,4 @@ async def test_a_long_chain_keeps_no_earlier_step_alive() -> None:
             handle = await orch.submit(1, after=handle)
         assert (await handle).output == 1000
         gc.collect()
-        assert sum(isinstance(o, Step) for o in gc.get_objects()) < 10
+        assert sum(type(o) is Step for o in gc.get_objects()) < 10
