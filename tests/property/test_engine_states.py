@@ -43,9 +43,11 @@ class EngineStates(RuleBasedStateMachine):
         policy=st.sampled_from(["fail_step", "fail_step", "discard_dependents", "fail_pipeline"]),
         grow=st.sampled_from(["never", "high_water"]),
         mode=st.sampled_from(["pipelined", "pipelined", "ring", "naive"]),
+        fails_at_the_end=st.booleans(),
     )
-    def open(self, **options: Any) -> None:
+    def open(self, *, fails_at_the_end: bool, **options: Any) -> None:
         """Enter an orchestrator in a task of its own."""
+        self.error = ArithmeticError("the body failed") if fails_at_the_end else None
         self.loop = VirtualClockLoop()
         self.backend = VirtualManualBackend(self.loop)
         self.entries: list[Entry] = []
@@ -71,7 +73,7 @@ class EngineStates(RuleBasedStateMachine):
         with no_log_thread():
             await self.orch.__aenter__()
         await self.leave.wait()
-        await self.orch.__aexit__(None, None, None)
+        await self.orch.__aexit__(type(self.error) if self.error else None, self.error, None)
 
     def _turn(self) -> None:
         self.loop.run_until_complete(settle())
@@ -151,7 +153,7 @@ class EngineStates(RuleBasedStateMachine):
         try:
             await self.orch.barrier(at_rest, rebuild=rebuild)
         except (PipelineFailed, OrchestratorClosed):
-            assert self.policy == "fail_pipeline"
+            assert self.policy == "fail_pipeline" or self.leave.is_set()
 
     # -- what happens by itself ----------------------------------------------------------------------------
 
@@ -243,6 +245,32 @@ class EngineStates(RuleBasedStateMachine):
         """Let everything end, leave, and compare each outcome with the model's."""
         if not hasattr(self, "loop"):
             return
+        if self.error is not None:
+            self._close_now()
+        else:
+            self._end_in_peace()
+        assert_balanced(self.orch)
+        self.records.assert_one_a_step(self.orch.statistics().submitted)
+        assert self.backend.live == []
+        assert asyncio.all_tasks(self.loop) == set()
+        self.loop.close()
+
+    def _close_now(self) -> None:
+        """The body raises in the middle of everything: all is cancelled, and the fences are awaited."""
+        self.leave.set()
+        while not self.body.done():
+            self._turn()
+            for fence in self._foreign():
+                fence.finish()
+            for stream in self.backend.streams.values():
+                stream.run(1)
+        for task in (*(e.task for e in self.entries), *self.barriers):
+            self.loop.run_until_complete(asyncio.wait((task,)))
+        for barrier in self.barriers:
+            barrier.result()
+        assert all(e.handle is None or e.handle.done() for e in self.entries)
+
+    def _end_in_peace(self) -> None:
         for _ in range(4 * len(self.entries) + 4):
             for fence in self._foreign():
                 fence.finish()
@@ -257,11 +285,6 @@ class EngineStates(RuleBasedStateMachine):
             self._compare(entry)
         self.leave.set()
         self.loop.run_until_complete(self.body)
-        assert_balanced(self.orch)
-        self.records.assert_one_a_step(self.orch.statistics().submitted)
-        assert self.backend.live == []
-        assert asyncio.all_tasks(self.loop) == set()
-        self.loop.close()
 
     def _compare(self, entry: Entry) -> None:
         handle = entry.handle
