@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from async_orch._program import Built
@@ -64,6 +65,7 @@ class BuildStage(Stage):
         self.pool: WorkerPool[BuildJob] | None = None
         self.working: dict[Step, BuildJob] = {}
         self._warm_threads: set[int] = set()
+        self.retrying: deque[tuple[Step, Any]] = deque()
         if config.build_in == "thread":
             self.pool = WorkerPool("build", config.build_workers, self._work, pipeline.waker.wake)
 
@@ -71,6 +73,14 @@ class BuildStage(Stage):
         pipeline, queue, pool = self.pipeline, self.queue, self.pool
         moved = False if pool is None else self._take_finished(pool)
         order = pipeline.acquire.queue
+        while self.retrying:
+            if pipeline.turn_is_over(pipeline.now()):
+                # Between two tries other tasks get their turn, and time limits can strike.
+                return moved
+            again, its_view = self.retrying.popleft()
+            if again.state == BUILDING:
+                self.build_inline(again, its_view)
+                return True
         while queue and len(order) < self.limit:
             if pipeline.serial and pipeline.occupied():
                 break
@@ -143,13 +153,13 @@ class BuildStage(Stage):
         """Run ``build`` here; the step is built or failed afterwards."""
         program = step.program
         result: Any = None
-        while program.has_build:
+        if program.has_build:
             try:
                 result = program.build(step.payload, view)
-                break
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 if self._retry(step, exc):
-                    continue
+                    self.retrying.append((step, view))
+                    return
                 self.pipeline.hook_raised(exc)
                 step.build_end_ns = self.pipeline.now()
                 self.built(step, None, exc)
@@ -225,7 +235,7 @@ class BuildStage(Stage):
         if job.lease is not None:
             job.lease.release()
         if job.slot is not None:
-            job.slot.release()
+            job.slot.ring.release(job.slot)
         job.step.staging = None
         job.step.slot = None
 

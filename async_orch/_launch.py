@@ -148,6 +148,8 @@ class LaunchStage(Stage):
             used = program.launch(payload, slot, stream)
             step.device_end = step.output_done = stream.record()
             capacity = program.output_nbytes
+            if step.extras is not None and step.extras.sizes is not None:
+                capacity = step.extras.sizes.output_nbytes
             nbytes = capacity if used is None else operator.index(used)
             if not 0 <= nbytes <= capacity:
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
@@ -181,7 +183,7 @@ class LaunchStage(Stage):
         if memory.feed_host is None or memory.feed is None:
             return
         start = pipeline.now()
-        capacity = step.program.sizes.feed_nbytes
+        capacity = (extras.sizes or step.program.sizes).feed_nbytes
         used = step.program.feed(payload, previous, memory.feed_host.array[:capacity])
         nbytes = capacity if used is None else operator.index(used)
         if not 0 <= nbytes <= capacity:

@@ -66,9 +66,9 @@ class MemoryPlan:
         on_free = self._slot_freed if self.naive or self._tells_released else None
         if not config.slot_classes:
             return [SlotClass(needed, config.slots, on_free, fifo=fifo)]
-        # Feed and output are alike in all classes: their pinned buffers are small, and every program may need them.
-        common = {"feed_nbytes": needed.feed_nbytes, "output_nbytes": needed.output_nbytes}
-        sizes = [(sizes_of(spec)._replace(**common), count) for spec, count in config.slot_classes]
+        # Feed and output may be left out of a class: every program may need its own, and they are small.
+        common = SlotSizes(feed_nbytes=needed.feed_nbytes, output_nbytes=needed.output_nbytes)
+        sizes = [(sizes_of(spec).or_larger(common), count) for spec, count in config.slot_classes]
         largest = sizes[-1][0]
         if not needed.fits_in(largest):
             raise ConfigurationError(

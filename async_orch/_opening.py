@@ -55,6 +55,7 @@ class Opened:
         self.counts = Counts()
         self.threads_abandoned = 0
         self.writer: RecordWriter | None = None
+        self._device_waker: Waker
         self.device_thread: WorkerPool[Callable[[], None]] | None = None
         self.backend: Backend
         self.device: Device
@@ -101,9 +102,9 @@ class Opened:
             self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
             outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
-            waker = Waker(self.loop, self._device_thread_woke)
-            outer.callback(waker.close)
-            self.device_thread = WorkerPool("device", 1, _call, waker.wake)
+            self._device_waker = Waker(self.loop, self._device_thread_woke)
+            outer.callback(self._device_waker.close)
+            self.device_thread = WorkerPool("device", 1, _call, self._device_waker.wake)
         emit("info", **opening)
 
     async def open_inner(self, loss: OrchError | None = None) -> None:
@@ -152,6 +153,13 @@ class Opened:
     def _close_writer(self, writer: RecordWriter) -> None:
         if not writer.close(min(WRITER_TIMEOUT_S, self.config.drain_timeout_s)):
             self.threads_abandoned += 1
+
+    def replace_device_thread(self) -> None:
+        """A launch hangs for good: its thread is abandoned, and another does the device's hooks."""
+        if self.device_thread is not None:
+            self.device_thread.stop()
+            self.threads_abandoned += self.device_thread.join(0.0)
+            self.device_thread = WorkerPool("device", 1, _call, self._device_waker.wake)
 
     # -- hooks on the device thread ------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class Pipeline:
                     moved = True
                     if to_copy and h2d.advance() and to_launch:
                         launch.advance()
-                if (to_build or build.working) and build.advance():
+                if (to_build or build.working or build.retrying) and build.advance():
                     moved = True
                 if admission.waiting and admission.admit():
                     moved = True
@@ -214,10 +214,10 @@ class Pipeline:
             return
         step.slot = None
         if not fences and not slot.holds:
-            slot.release()
+            slot.ring.release(slot)
             return
         pending = [f for f in (*fences, *slot.holds) if f is not None and not f.query()]
-        slot.release(*pending)
+        slot.ring.release(slot, pending)
         for fence in pending:
             self.watcher.watch(fence)
 
@@ -238,7 +238,7 @@ class Pipeline:
         """Whether no step is unsettled and every lease is back."""
         self.h2d.reclaim()
         self.h2d.watch_oldest()
-        return not self.live and not self.memory.leased() and not self.build.working
+        return not (self.live or self.memory.leased() or self.build.working or self.launch.busy)
 
     def watch_everything(self) -> None:
         """Ask for a wake-up at every fence that a buffer still waits for."""

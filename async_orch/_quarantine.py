@@ -30,7 +30,7 @@ class Quarantine:
         if staging is not None:
             staging.quarantine()
         if slot is not None:
-            slot.quarantine()
+            slot.ring.quarantine(slot)
         if pipeline.failure is not None:
             return False
         if slot is not None and not pipeline.memory.has_memory:

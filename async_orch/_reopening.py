@@ -51,6 +51,9 @@ async def _reopen(opened: Opened, failure: DeviceLost) -> Reopened:
     old = opened.pipeline
     lost_steps = old.lost_steps
     resident = opened.device.resident_nbytes
+    with anyio.move_on_after(SETTLE_TIMEOUT_S):
+        # A launch that is still on its way must not meet the streams and slots that come after the reset.
+        await old.wait_until(lambda: old.launch.busy is None)
     # A reset ends what still hangs on the device, so that its fences come.
     if not opened.backend.reset():
         raise DeviceLost(f"the device cannot be reset in this process; start a new one ({failure})")
@@ -59,6 +62,8 @@ async def _reopen(opened: Opened, failure: DeviceLost) -> Reopened:
         old.pump()
         await old.wait_until(old.quiet)
     abandoned = opened.memory.leased()
+    if old.launch.busy is not None:
+        opened.replace_device_thread()
     await opened.close_inner()
     await opened.open_inner(failure)
     emit("info", "device.reopened", lost_steps=lost_steps, lost_resident_nbytes=resident)

@@ -180,7 +180,7 @@ class RetireStage(Stage):
         slot = step.slot
         if slot is not None and not slot.holds:
             step.slot = None
-            slot.release()
+            slot.ring.release(slot)
         else:
             pipeline.release_slot(step)
         step.copy_end = step.device_end = step.output_done = None

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from async_orch._allocation import give_back, touched
 from async_orch._ring import Lease, Ring
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
-from async_orch.exceptions import ConfigurationError, StaleLease
+from async_orch.exceptions import ConfigurationError, MisuseError, StaleLease
 
 __all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging"]
 
@@ -185,7 +185,17 @@ class Slot(Lease[SlotMemory]):
 
         Call it in ``launch``. Raises `StaleLease` once the slot has been given back, when it would be too late.
         """
+        if not isinstance(fence, Fence):
+            raise TypeError(f"hold() takes a Fence, got {fence!r}")
         if self.ended:
             raise StaleLease(f"hold() on slot {self.index} came after its step had given it back")
         self.holds = (*self.holds, fence)
         return self
+
+    def release(self, *fences: Fence) -> None:
+        """Not for programs: the orchestrator gives a step's slot back. Raises `MisuseError`."""
+        raise MisuseError("the orchestrator gives a step's slot back; to keep it longer use hold(fence)")
+
+    def quarantine(self) -> None:
+        """Not for programs. Raises `MisuseError`."""
+        raise MisuseError("the orchestrator alone takes slots out of use")

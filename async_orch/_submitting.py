@@ -164,15 +164,16 @@ class Submitting(Generic[StepT, ResultT]):
         """
         opened = self._ready()
         accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
-        if self.turn_used_up(accepted.submit_ns):
-            submit_ns = accepted.submit_ns
-            await asyncio.sleep(0)
-            # Others had a turn: a name may be taken, and a reopened device has another pipeline.
-            accepted = new_step(self._ready(), step, step_id, program, after, wait_for, timeout_s, retries, attrs)
-            accepted.submit_ns = submit_ns
         pipeline = accepted.pipeline
         if pipeline.admission.has_room():
             pipeline.admission.accept(accepted)
+            if self.turn_used_up(accepted.submit_ns):
+                # After the acceptance, so that nobody overtakes.
+                try:
+                    await asyncio.sleep(0)
+                except BaseException:
+                    pipeline.settling.cancel(accepted)
+                    raise
             return StepHandle(accepted)
         try:
             await pipeline.admission.join(accepted)

@@ -12,7 +12,7 @@ import pytest
 from async_orch import Device, EngineProgram, Layout, Orchestrator, OrchestratorConfig, Slot, SlotSpec, StepProgram
 from async_orch._program import validate_program
 from async_orch.abc import ByteArray, Stream
-from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, MisuseError, StepTimeout
+from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, LaunchError, MisuseError, StepTimeout
 from async_orch.logs import StepRecord
 from async_orch.testing import ManualBackend
 from tests.programs import Square
@@ -189,3 +189,99 @@ async def test_after_a_time_out_no_further_reclaim_is_called_and_none_after_clos
     assert engine.calls == ["reclaim 0", "close"]
     assert [r.d2h_nbytes for r in records] == [None] * 3
     engine.gate.set()
+
+
+async def test_submits_made_together_are_accepted_in_their_order() -> None:
+    """First come first served, also where the first finds the pipeline idle."""
+    async with Orchestrator(Square(), "host") as orch:
+        results = await asyncio.gather(*(orch.run(i) for i in range(12)))
+    assert [r.seq for r in results] == list(range(12))
+
+
+async def test_retries_of_an_inline_build_let_the_loop_turn_and_the_time_limit_strike() -> None:
+    """A build that keeps failing slowly is cut off by timeout_s, and other tasks get turns between its tries."""
+    tries: list[int] = []
+
+    class Slow(Square):
+        def build(self, step: int, image: Any) -> int | None:
+            tries.append(step)
+            threading.Event().wait(0.005)
+            raise ArithmeticError("not yet")
+
+    async with Orchestrator(Slow(), "host") as orch:
+        with pytest.raises(StepTimeout):
+            await orch.run(1, retries=10_000, timeout_s=0.02)
+        assert orch.statistics().staging_leased == 0
+    assert 0 < len(tries) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("hold", "takes a Fence, got 5"), ("release", "use hold"), ("quarantine", "alone")]
+)
+async def test_what_a_launch_may_not_do_with_its_slot_fails_its_step_only(call: str, words: str) -> None:
+    """A wrong hold, a release or a quarantine is that step's LaunchError; the next step runs."""
+
+    class Wrong(Square):
+        def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+            if step == 1:
+                getattr(slot, call)(*([5] if call == "hold" else []))
+            return super().launch(step, slot, stream)
+
+    async with Orchestrator(Wrong(), "host", slots=1) as orch:
+        with pytest.raises(LaunchError, match=words):
+            await orch.run(1)
+        assert (await orch.run(2)).output == 4
+    assert orch.statistics().slots_leased == 0
+
+
+class Wide(StepProgram[int, list[int]]):
+    """A step's number is how many int64 its output has."""
+
+    slot = SlotSpec(image_nbytes=0, output_nbytes=8)
+
+    def sizes(self, step: int) -> SlotSpec | None:
+        return SlotSpec(image_nbytes=0, output_nbytes=8 * step)
+
+    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+        stream.launch(_ones, slot.output)
+        return None
+
+    def collect(self, step: int, output: ByteArray) -> list[int]:
+        values: list[int] = output.view("i8").tolist()
+        return values
+
+
+def _ones(output: ByteArray) -> None:
+    output.view("i8")[:] = 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"grow": "high_water"}, {"slot_classes": ((SlotSpec(image_nbytes=0, output_nbytes=80), 2),)}]
+)
+async def test_sizes_hold_for_the_output_too(options: Any) -> None:
+    """A step that asks for a larger output gets all of it, by growth or from its class."""
+    async with Orchestrator(Wide(), "host", **options) as orch:
+        assert [(await orch.run(n)).output for n in (1, 4, 2)] == [[1], [1] * 4, [1] * 2]
+
+
+async def test_reopening_waits_for_a_launch_on_its_thread() -> None:
+    """A launch of the lost device, still on its way, does not meet the new streams and slots."""
+    entered, gate = threading.Event(), threading.Event()
+
+    class Slow(Square):
+        def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+            if step == 2:
+                entered.set()
+                gate.wait(20)
+            return super().launch(step, slot, stream)
+
+    async with Orchestrator(Slow(), "sim:instant", launch_in="thread") as orch:
+        handle = await orch.submit(2)
+        await asyncio.to_thread(entered.wait, 20)
+        handle._step.pipeline.settling.device_lost(handle._step, RuntimeError("bus error"))
+        reopening = asyncio.ensure_future(orch.reopen())
+        await asyncio.sleep(0)
+        gate.set()
+        await reopening
+        assert [(await orch.run(i)).output for i in (3, 4)] == [9, 16]
+    assert orch.statistics().slots_leased == 0
