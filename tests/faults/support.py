@@ -91,8 +91,9 @@ def threads_of_ours() -> list[str]:
 def assert_no_threads(patience_s: float = 5.0) -> None:
     """No thread of ours is left; one that is on its way out is waited for."""
     deadline = time.monotonic() + patience_s
+    ours = threads_of_ours()
     for thread in threading.enumerate():
-        if thread.name.startswith("async_orch"):
+        if thread.name in ours:
             thread.join(max(0.0, deadline - time.monotonic()))
     assert threads_of_ours() == []
 
