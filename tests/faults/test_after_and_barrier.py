@@ -131,12 +131,13 @@ async def test_a_step_cancelled_while_its_launch_begins_is_still_fed_for_its_dep
         await eventually(HeldStream.entered.is_set)
         assert middle.cancel()
         HeldStream.release.set()
-        for _ in range(3):
-            for _ in range(50):
-                await settle()
-                await asyncio.sleep(0.001)
+
+        def last_is_done() -> bool:
             backend.copy.run()
             backend.compute.run()
+            return last.done()
+
+        await eventually(last_is_done)
         assert (await last).output == 25
         assert program.fed == [9, 16]
     assert_balanced(orch)
