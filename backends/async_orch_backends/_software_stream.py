@@ -78,7 +78,11 @@ class SoftwareStream(Stream):
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
             raise _outside(dst, src, nbytes, dst_offset, src_offset)
-        target, source = dst.array, src.array
+        # Attributes where the buffers are ours: the check of `array` for a freed buffer costs as much as a small copy.
+        target = dst.memory if type(dst) is SoftwareBuffer else dst.array
+        source = src.memory if type(src) is SoftwareBuffer else src.array
+        if target is None or source is None:
+            target, source = dst.array, src.array  # raises
         if nbytes != dst.nbytes:
             target = target[dst_offset:dst_end]
         if nbytes != src.nbytes:
@@ -149,10 +153,15 @@ class SoftwareStream(Stream):
 
     def begin(self, after: Fence | None = None) -> Fence:
         worker = self._worker
-        if worker.idle and (after is None or after.query()):
-            error = worker.error = None if after is None or after.error is None else failure_of(after)
-            return DoneFence(self._clock_ns(), error)
-        return super().begin(after)
+        if not worker.idle:
+            return super().begin(after)
+        if after is None or (type(after) is DoneFence and after.failure is None):
+            error = worker.error = None
+        elif after.query():
+            error = worker.error = failure_of(after)
+        else:
+            return super().begin(after)
+        return DoneFence(self._clock_ns(), error)
 
     def isolate(self) -> None:
         worker = self._worker
