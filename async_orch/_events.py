@@ -9,13 +9,18 @@ from typing import Any, Literal
 
 import structlog
 
-__all__ = ["emit"]
+__all__ = ["emit", "enabled"]
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
+def enabled() -> bool:
+    """Whether `emit` does anything: for events that are dear to make."""
+    return structlog.is_configured()
+
+
 def emit(level: Level, event: str, **fields: Any) -> None:
     """Log ``event`` to the structlog logger ``async_orch``; does nothing while structlog is not configured."""
-    if structlog.is_configured():
+    if enabled():
         logger: Any = structlog.get_logger("async_orch")
         getattr(logger, level)(event, **fields)
