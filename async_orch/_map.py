@@ -170,7 +170,7 @@ class StepIterator(Generic[StepT, ResultT]):
         self._top_up()
         return handle.result()
 
-    def _top_up(self, now_ns: int | None = None) -> None:
+    def _top_up(self, now_ns: int = 0) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
         window, iterator, held = self._window, self._iterator, self._held
         if iterator is None:
@@ -193,7 +193,7 @@ class StepIterator(Generic[StepT, ResultT]):
             try:
                 if window.plain:
                     step = window.orchestrator.accept_plain(item, now_ns)
-                    now_ns = None
+                    now_ns = 0
                     if step is None:
                         held.append(item)
                         return

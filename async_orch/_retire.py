@@ -35,6 +35,7 @@ class RetireStage(Stage):
         super().__init__(pipeline)
         self.last_fence_ns = UNKNOWN
         self.device_end_ns: int | None = None
+        self._watched: Fence | None = None
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
@@ -56,8 +57,8 @@ class RetireStage(Stage):
                 continue
             fence = step.output_done
             if fence is not None and not fence.query():
-                if not step.armed:
-                    step.armed = True
+                if fence is not self._watched:
+                    self._watched = fence
                     self.pipeline.watcher.watch(fence)
                 self.pipeline.watchdog.start()
                 break
@@ -104,6 +105,7 @@ class RetireStage(Stage):
     def _fence_reached(self, step: Step) -> Fence | None:
         """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
         step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
+        self._watched = None
         fence = step.output_done
         self.read_clocks(step)
         return fence

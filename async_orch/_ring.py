@@ -45,9 +45,13 @@ class Ring(Generic[ItemT]):
         self._parked: dict[int, tuple[Fence, ...]] = {}
         self._quarantined: set[int] = set()
 
-    def take(self) -> int:
-        """The index of a free buffer, now leased at ``generations[index]``; `IndexError` if there is none."""
-        return self._free.popleft() if self._fifo else self._free.pop()
+    @property
+    def take(self) -> Callable[[], int]:
+        """Function: the index of a free buffer, now leased at ``generations[index]``; `IndexError` if there is none.
+
+        To be kept by whoever leases often: it is the queue's own method.
+        """
+        return self._free.popleft if self._fifo else self._free.pop
 
     def give_back(self, index: int) -> None:
         """End the lease of ``index`` that `take` began; nothing uses the buffer any more."""

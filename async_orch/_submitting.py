@@ -177,14 +177,14 @@ class Submitting(Generic[StepT, ResultT]):
             raise fresh_error(pipeline.admission.refusal)
         return StepHandle(accepted)
 
-    def accept_plain(self, step: StepT, now_ns: int | None = None) -> Step | None:
-        """`submit_nowait` without arguments, for `map`: None where that raises `anyio.WouldBlock`."""
+    def accept_plain(self, step: StepT, now_ns: int = 0) -> Step | None:
+        """For `map`: `submit_nowait` without arguments, which gives None where that raises `anyio.WouldBlock`."""
         opened = self._ready()
         pipeline, program = opened.pipeline, opened.plain
         if program is None:
             accepted = new_step(opened, step)
         else:
-            accepted = Step(pipeline, program, step, None, None, pipeline.now() if now_ns is None else now_ns)
+            accepted = Step(pipeline, program, step, None, None, now_ns or pipeline.now())
         if pipeline.express(accepted):
             return accepted
         if not pipeline.admission.has_room():
@@ -198,7 +198,12 @@ class Submitting(Generic[StepT, ResultT]):
         if opened is None:
             return 0  # results of a map may be taken after the end
         now_ns = opened.pipeline.now()
-        return None if self.turn_used_up(now_ns) else now_ns
+        self._since_yield = looks = self._since_yield + 1
+        if looks < YIELD_STEPS and now_ns < self._yield_at_ns:
+            return now_ns
+        self._since_yield = 0
+        self._yield_at_ns = now_ns + YIELD_NS
+        return None
 
     def turn_used_up(self, now_ns: int) -> bool:
         """Whether the caller should let other tasks run before going on; counts as one look."""

@@ -30,11 +30,10 @@ class SoftwareBuffer(Buffer):
     """A range of memory that host and software device both address.
 
     Freeing drops the buffer's own reference only: an array, a slice or a DLPack capsule taken before keeps the
-    mapping alive, so that late access reads stale bytes instead of ending the process. ``memory`` is the array, None
-    once freed; `array` is the same and raises then.
+    mapping alive, so that late access reads stale bytes instead of ending the process.
     """
 
-    __slots__ = ("_address", "_is_host", "_lent", "_on_free", "memory")
+    __slots__ = ("_address", "_array", "_is_host", "_lent", "_on_free")
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class SoftwareBuffer(Buffer):
         on_free: Callable[[SoftwareBuffer], None],
     ) -> None:
         super().__init__(array.nbytes, name)
-        self.memory: ByteArray | None = array
+        self._array: ByteArray | None = array
         self._address = int(array.ctypes.data)
         self._is_host = is_host
         self._lent: ByteArray | None = None
@@ -57,20 +56,20 @@ class SoftwareBuffer(Buffer):
 
     @property
     def array(self) -> ByteArray:
-        array = self.memory
+        array = self._array
         if array is None:
             raise DeviceError(f"buffer {self.name or 'unnamed'} of {self.nbytes} B was freed")
         return array
 
     @property
     def handle(self) -> int:
-        if self.memory is None:
+        if self._array is None:
             raise DeviceError(f"buffer {self.name or 'unnamed'} of {self.nbytes} B was freed; no address")
         return self._address
 
     def free(self) -> None:
-        if self.memory is not None:
-            self.memory = None
+        if self._array is not None:
+            self._array = None
             self._on_free(self)
 
     @property

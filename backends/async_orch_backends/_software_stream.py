@@ -73,20 +73,10 @@ class SoftwareStream(Stream):
         return self._device.lost is not None
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
-        # As in `ranges`, whose call alone would be a good part of what a copy costs that completes at enqueue.
-        dst_end = dst_offset + nbytes
-        src_end = src_offset + nbytes
-        if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise _outside(dst, src, nbytes, dst_offset, src_offset)
-        # Attributes where the buffers are ours: the check of `array` for a freed buffer costs as much as a small copy.
-        target = dst.memory if type(dst) is SoftwareBuffer else dst.array
-        source = src.memory if type(src) is SoftwareBuffer else src.array
-        if target is None or source is None:
-            target, source = dst.array, src.array  # raises
-        if nbytes != dst.nbytes:
-            target = target[dst_offset:dst_end]
-        if nbytes != src.nbytes:
-            source = source[src_offset:src_end]
+        if nbytes == dst.nbytes == src.nbytes and not (dst_offset or src_offset):
+            target, source = dst.array, src.array
+        else:
+            target, source = self.ranges(dst, src, nbytes, dst_offset, src_offset)
         worker = self._worker
         costs = self._costs
         if costs is None:
@@ -124,7 +114,10 @@ class SoftwareStream(Stream):
         dst_end = dst_offset + nbytes
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise _outside(dst, src, nbytes, dst_offset, src_offset)
+            raise DeviceError(
+                f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
+                f"to offset {dst_offset} of {dst!r}"
+            )
         return dst.array[dst_offset:dst_end], src.array[src_offset:src_end]
 
     def enqueue(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int) -> None:
@@ -202,12 +195,6 @@ class SoftwareStream(Stream):
         if not self.closed:
             self._worker.finish_stop(deadline_ns)
             self._worker = self._make_worker()
-
-
-def _outside(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> DeviceError:
-    return DeviceError(
-        f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} to offset {dst_offset} of {dst!r}"
-    )
 
 
 def as_kernel(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
