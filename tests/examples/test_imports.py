@@ -5,6 +5,9 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+KERNEL_FORMS = {"async_orch_backends.opencl.NDRange"}
+"""What a backend's documentation tells a program to launch."""
+
 
 def test_examples_import_public_modules_only() -> None:
     """No example imports a private module of async_orch, or a backend's package."""
