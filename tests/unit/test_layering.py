@@ -21,13 +21,16 @@ PUBLIC = [
     "async_orch.exceptions",
     "async_orch.graph",
     "async_orch.logs",
+    "async_orch.metrics",
     "async_orch.testing",
 ]
 LAYERS = [
     {"exceptions"},
     {"abc"},
     {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_finish", "_allocation", "logs"},
-    {"_device"},
+    {"_device", "_step_totals"},
+    {"_prometheus", "_opentelemetry"},
+    {"metrics"},
     {"_config", "_slot", "_step", "_slot_ring"},
     {"_program", "_timings", "_handle", "_collect"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
@@ -121,7 +124,13 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
 def test_importing_prints_nothing() -> None:
     """Import is silent, on standard output and standard error, with all warnings on."""
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", "import async_orch, async_orch.graph, async_orch.analysis"],
+        [
+            sys.executable,
+            "-W",
+            "always",
+            "-c",
+            "import async_orch, async_orch.graph, async_orch.analysis, async_orch.metrics",
+        ],
         capture_output=True,
         check=True,
         text=True,
