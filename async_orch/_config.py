@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -218,6 +217,8 @@ def resolve_config(
     names = [field.name for field in fields(OrchestratorConfig)]
     for name in options:
         if name not in names:
+            import difflib  # noqa: PLC0415 - slow to import, and needed for a slip only
+
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
             raise TypeError(f"Orchestrator has no option {name!r}{hint}")
