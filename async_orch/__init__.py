@@ -69,7 +69,7 @@ _HOME = {
     "available_backends": "_registry",
     "OrchError": "exceptions",
 }
-_MODULES = ("abc", "analysis", "exceptions", "graph", "logs", "testing")
+_MODULES = ("abc", "analysis", "exceptions", "graph", "logs", "metrics", "testing")
 
 if not TYPE_CHECKING:  # type checkers see the imports above; a __getattr__ would make them accept any name
 

@@ -52,7 +52,7 @@ class OrchestratorOptions(TypedDict, total=False):
     max_quarantined: int
     strict_alloc: bool
     step_log: StepLog
-    observers: Sequence[Callable[[Any], None]]
+    observers: Sequence[Callable[[Any], object]]
     drain_timeout_s: float
     fence_timeout_s: float
     blocked_warning_s: float
@@ -123,7 +123,7 @@ class OrchestratorConfig:
     max_quarantined: int = 2
     strict_alloc: bool = True
     step_log: StepLog = None
-    observers: Sequence[Callable[[Any], None]] = ()
+    observers: Sequence[Callable[[Any], object]] = ()
     drain_timeout_s: float = 30.0
     fence_timeout_s: float = 60.0
     blocked_warning_s: float = 0.002

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -49,6 +50,7 @@ class Opened:
         programs: Mapping[str, StepProgram[Any, Any]],
     ) -> None:
         self.loop = loop
+        self.loop_thread = threading.get_ident()
         self.config = config
         self.programs = programs
         self.counts = Counts()
