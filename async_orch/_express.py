@@ -30,6 +30,7 @@ def possible(pipeline: Pipeline) -> bool:
     memory, config = pipeline.memory, pipeline.config
     return (
         len(memory.classes) == 1
+        and config.annotate is None
         and config.build_in == config.launch_in == config.collect_in == "inline"
         and not any(runtime.slot_at_build for runtime in memory.runtimes)
     )
