@@ -115,6 +115,8 @@ class RecordMaker:
             step.on_device or None,
             None if error is None else " ".join(str(error).split()),
             None if error is None else getattr(error, "stage", step.failed_in),
+            None if step.staging_copy_ns == UNKNOWN else step.staging_copy_ns,
+            None if step.delta_ns == UNKNOWN else step.delta_ns,
         )
         return logs.StepRecord(*fields)
 

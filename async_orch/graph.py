@@ -29,6 +29,7 @@ The device side needs the image's bytes, the memory of the regions and the `Kern
 ``GraphBuilder(..., infer=True)`` derives the dependencies from the bytes that tasks read and write; ``after=`` adds to
 them. A graph that does not fit raises `GraphOverflow`, a wrong argument `GraphError`, a damaged image `ImageCorrupt`.
 
+<<<<<<< HEAD
 Record and replay
 -----------------
 A piece of graph that repeats - a decoder layer - is recorded once as a *Definition* and replayed: one GRAPH task each,
@@ -48,6 +49,9 @@ whatever its size. The device side expands it::
     run(device_image, regions, definitions=resident)
 
 `unroll` gives the kernel calls of an image with all replays expanded.
+=======
+`OpenCLDispatcher` is the device side in OpenCL C: one launch walks the whole graph in device memory.
+>>>>>>> main
 
 Layout of an image, version 1
 -----------------------------
@@ -105,6 +109,7 @@ from async_orch._graph_definition import Definition, Parameter
 from async_orch._graph_describe import describe
 from async_orch._graph_execute import Executor, execute
 from async_orch._graph_kernels import Kernel, KernelTable
+from async_orch._graph_opencl import OpenCLDispatcher
 from async_orch._graph_operands import Operand
 from async_orch._graph_record import Recorder
 from async_orch._graph_unroll import TensorPlace, UnrolledTask, unroll
@@ -119,6 +124,7 @@ __all__ = [
     "ImageCorrupt",
     "Kernel",
     "KernelTable",
+    "OpenCLDispatcher",
     "Operand",
     "Parameter",
     "Recorder",

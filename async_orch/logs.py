@@ -23,6 +23,7 @@ import msgspec
 
 __all__ = [
     "SCHEMA",
+    "SCHEMAS_READ",
     "FIELDS",
     "StepEvent",
     "StepRecord",
@@ -35,8 +36,11 @@ __all__ = [
     "host_orch_line",
 ]
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of the record's fields. It rises with every change that a reader of older logs could trip over."""
+
+SCHEMAS_READ: Final = (1, 2)
+"""Versions that readers take. 1 had no ``staging_copy_ns`` and no ``delta_ns``: they read as None."""
 
 StepEvent: TypeAlias = Literal["step.completed", "step.failed", "step.cancelled", "step.detached"]
 StepId: TypeAlias = str | int | float | bool | None
@@ -69,7 +73,9 @@ class StepRecord(msgspec.Struct, frozen=True):
         ``h2d_start_ns``, ``h2d_ns``: the copy of the image, of which ``h2d_graph_ns`` went to the part that
         describes recorded graphs and ``h2d_sm_ns`` to the step's own task table (their sum is ``h2d_ns``).
         ``h2d_split``: ``measured`` if the two were timed apart, ``bytes`` if one copy was divided in
-        proportion to its bytes. ``d2d_ns``: the copy to the fixed address of a captured graph.
+        proportion to its bytes. ``staging_copy_ns``: an image built in a worker process, copied from the
+        memory shared with it into the device's staging. ``delta_ns``: finding what differs from the image that
+        the slot holds (``upload="delta"``). ``d2d_ns``: the copy to the fixed address of a captured graph.
         ``feed_wait_ns``, ``feed_ns``: waiting for the previous step's output, and ``feed``.
         ``launch_start_ns``, ``launch_ns``: the program's ``launch``. ``retire_start_ns``, ``retire_ns``:
         from the output's arrival to the end of ``collect``. ``total_ns``: end of retire minus ``accept_ns``.
@@ -146,6 +152,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     on_device: _Count | None
     error: str | None
     stage: str | None
+    staging_copy_ns: _Amount | None = None
+    delta_ns: _Amount | None = None
 
 
 FIELDS: Final[tuple[str, ...]] = StepRecord.__struct_fields__

@@ -29,7 +29,7 @@ import msgspec
 
 from async_orch.analysis import _host_orch, _markers
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
-from async_orch.logs import SCHEMA, HostOrch, StepRecord
+from async_orch.logs import SCHEMAS_READ, HostOrch, StepRecord
 
 __all__ = ["Contradiction", "DECODE_ERRORS", "PieceReader", "Reading", "Record"]
 
@@ -176,7 +176,7 @@ class PieceReader:
             except DECODE_ERRORS:
                 pass  # not a record of ours with a line to itself; looked at closely below
             else:
-                if record.schema == SCHEMA:
+                if record.schema in SCHEMAS_READ:
                     self.counts[StepRecord] += 1
                     yield record
                 else:
@@ -196,7 +196,7 @@ class PieceReader:
         if not isinstance(head.event, str):
             return False
         if head.event in _STEP_EVENTS:
-            self.skip("invalid" if head.schema == SCHEMA else "unknown_schema")
+            self.skip("invalid" if head.schema in SCHEMAS_READ else "unknown_schema")
             return True
         if head.event.startswith(_OTHER_EVENTS):
             self.other_events += 1
@@ -272,9 +272,9 @@ class PieceReader:
             except DECODE_ERRORS:
                 self.skip("torn")
                 return None, after_mark, False
-            self.skip("invalid" if head.schema == SCHEMA else "unknown_schema")
+            self.skip("invalid" if head.schema in SCHEMAS_READ else "unknown_schema")
             return None, end, True
-        if record.schema != SCHEMA:
+        if record.schema not in SCHEMAS_READ:
             self.skip("unknown_schema")
             return None, end, True
         self.counts[StepRecord] += 1

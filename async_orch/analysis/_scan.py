@@ -21,7 +21,7 @@ from async_orch.analysis._sources import Source, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
 from async_orch.analysis._table import FIGURE_FIELDS, Figures, Kind, StepTable
 from async_orch.analysis._unique import first_of_each_step
-from async_orch.logs import SCHEMA, HostOrch, StepRecord
+from async_orch.logs import SCHEMAS_READ, HostOrch, StepRecord
 
 __all__ = ["LogFrames", "Scanner", "read_frames"]
 
@@ -191,7 +191,7 @@ class Scanner:
             records = _decode_block(block)
         except DECODE_ERRORS:
             return False
-        if len(records) != block.count(b"\n") or any(record.schema != SCHEMA for record in records):
+        if len(records) != block.count(b"\n") or any(record.schema not in SCHEMAS_READ for record in records):
             return False
         self._pieces.lines += len(records)
         self._pieces.counts[StepRecord] += len(records)
@@ -218,7 +218,7 @@ class Scanner:
                 except DECODE_ERRORS:
                     pass
                 else:
-                    if record.schema == SCHEMA:
+                    if record.schema in SCHEMAS_READ:
                         good.append(record)
                     else:
                         pieces.skip("unknown_schema")

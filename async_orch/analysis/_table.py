@@ -56,11 +56,16 @@ def _bounds(name: str) -> tuple[int, int]:
 
 
 _BOUNDS: Final = {name: _bounds(name) for name in FIGURE_FIELDS}
+_LATER_FIELDS: Final = {field.name for field in msgspec.structs.fields(StepRecord) if not field.required}
 _PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
 
 Figures: Final[Any] = msgspec.defstruct(
     "Figures",
-    [(name, _PLAIN_TYPES[name]) for name in FIELDS if name in (*FIGURE_FIELDS, *Kind._fields, "schema")],
+    [
+        (name, _PLAIN_TYPES[name], *((None,) if name in _LATER_FIELDS else ()))
+        for name in FIELDS
+        if name in (*FIGURE_FIELDS, *Kind._fields, "schema")
+    ],
     gc=False,
 )
 """A `StepRecord` without the texts that no figure depends on (``attrs``, ``error``, ...): read in half the time."""

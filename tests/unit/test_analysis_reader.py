@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from async_orch.analysis import MAX_LINE_NBYTES, LogReader, Reading, Record, read
-from async_orch.logs import HostOrch, StepRecord, encode_line, host_orch_line
+from async_orch.logs import SCHEMA, HostOrch, StepRecord, encode_line, host_orch_line
 from tests.unit.step_records import REPORT_LINE, step_record
 
 REPORT = HostOrch(3_678_950, 107_075_660, 105_716_560, 1_359_100, 66_488_960, 5_543_943, 51, 172)
@@ -105,10 +105,10 @@ def _without(name: str) -> bytes:
         (encode_line(step_record(build_ns=2**60)), "invalid"),
         (encode_line(step_record(build_ns="7")), "invalid"),
         (encode_line(step_record(h2d_split="thirds")), "invalid"),
-        (encode_line(step_record(schema=2)), "unknown_schema"),
-        (_without("h2d_ns").replace(b'"schema":1', b'"schema":2'), "unknown_schema"),
+        (encode_line(step_record(schema=SCHEMA + 1)), "unknown_schema"),
+        (_without("h2d_ns").replace(b'"schema":2', b'"schema":3'), "unknown_schema"),
         (_without("schema"), "unknown_schema"),
-        (b"x" + encode_line(step_record(schema=2)), "unknown_schema"),
+        (b"x" + encode_line(step_record(schema=SCHEMA + 1)), "unknown_schema"),
         (b"x" + encode_line(step_record(build_ns=-5)), "invalid"),
         (REPORT_LINE.replace("66488960", "9" * 17).encode(), "invalid"),
         (REPORT_LINE.replace("66488960", "9" * 5000).encode(), "invalid"),
@@ -254,3 +254,11 @@ def test_fixture_with_everything_in_it() -> None:
     ]
     assert reader.reading.skipped == {"foreign": 3, "torn": 2, "undecodable": 1}
     assert reader.reading.other_events == 1
+
+
+def test_a_line_of_the_first_schema_reads_with_the_later_fields_unknown() -> None:
+    """Logs written before `staging_copy_ns` and `delta_ns` existed give the same records, with None for both."""
+    line = encode_line(step_record(schema=1)).replace(b',"staging_copy_ns":null,"delta_ns":null', b"")
+    records, reading = read_bytes(line)
+    assert records == [step_record(schema=1)]
+    assert not reading.skipped

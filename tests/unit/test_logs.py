@@ -51,11 +51,11 @@ def test_line_has_every_field_in_order() -> None:
     assert loaded["schema"] == SCHEMA
 
 
-def test_fields_start_with_the_event_and_end_with_the_failure() -> None:
+def test_fields_keep_their_order_and_later_ones_come_last() -> None:
     """Positional construction follows FIELDS, which nobody may reorder without raising the schema."""
     assert FIELDS[:5] == ("event", "schema", "level", "timestamp", "run_id")
-    assert FIELDS[-4:] == ("in_flight", "on_device", "error", "stage")
-    assert len(FIELDS) == 51
+    assert FIELDS[-6:] == ("in_flight", "on_device", "error", "stage", "staging_copy_ns", "delta_ns")
+    assert len(FIELDS) == 53
 
 
 def test_record_is_immutable() -> None:
