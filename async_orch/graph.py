@@ -29,7 +29,6 @@ The device side needs the image's bytes, the memory of the regions and the `Kern
 ``GraphBuilder(..., infer=True)`` derives the dependencies from the bytes that tasks read and write; ``after=`` adds to
 them. A graph that does not fit raises `GraphOverflow`, a wrong argument `GraphError`, a damaged image `ImageCorrupt`.
 
-<<<<<<< HEAD
 Record and replay
 -----------------
 A piece of graph that repeats - a decoder layer - is recorded once as a *Definition* and replayed: one GRAPH task each,
@@ -49,9 +48,8 @@ whatever its size. The device side expands it::
     run(device_image, regions, definitions=resident)
 
 `unroll` gives the kernel calls of an image with all replays expanded.
-=======
+
 `OpenCLDispatcher` is the device side in OpenCL C: one launch walks the whole graph in device memory.
->>>>>>> main
 
 Layout of an image, version 1
 -----------------------------
