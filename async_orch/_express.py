@@ -34,11 +34,12 @@ class ExpressWay:
         self._staging = memory.staging
         self._slot_class = memory.classes[0]
         self._naive = memory.naive
-        # Steps that need a thread or a size class take the queues; the modes differ in nothing here.
+        # Steps that need a thread, a size class or a comparison take the queues; the modes differ in nothing here.
         self.open = (
             len(memory.classes) == 1
             and config.build_in == config.launch_in == config.collect_in == "inline"
             and not any(runtime.slot_at_build for runtime in memory.runtimes)
+            and not memory.delta
         )
 
     def clear(self, step: Step) -> bool:

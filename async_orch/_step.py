@@ -11,6 +11,7 @@ import msgspec
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
+    from async_orch._delta import Delta
     from async_orch._pipeline import Pipeline
     from async_orch._program import ProgramRuntime
     from async_orch._ring import Lease
@@ -130,6 +131,7 @@ class Step(msgspec.Struct, eq=False):
     h2d_ns: int = UNKNOWN
     staging_copy_ns: int = UNKNOWN
     delta_ns: int = UNKNOWN
+    delta: Delta | None = None
     d2d_ns: int = UNKNOWN
     alloc_count: int = 0
     alloc_nbytes: int = 0
