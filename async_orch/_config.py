@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ class OrchestratorOptions(TypedDict, total=False):
     max_quarantined: int
     strict_alloc: bool
     step_log: StepLog
-    observers: Sequence[Callable[[Any], None]]
+    observers: Sequence[Callable[[Any], object]]
     drain_timeout_s: float
     fence_timeout_s: float
     blocked_warning_s: float
@@ -130,7 +129,7 @@ class OrchestratorConfig:
     max_quarantined: int = 2
     strict_alloc: bool = True
     step_log: StepLog = None
-    observers: Sequence[Callable[[Any], None]] = ()
+    observers: Sequence[Callable[[Any], object]] = ()
     drain_timeout_s: float = 30.0
     fence_timeout_s: float = 60.0
     blocked_warning_s: float = 0.002
@@ -225,6 +224,8 @@ def resolve_config(
     names = [field.name for field in fields(OrchestratorConfig)]
     for name in options:
         if name not in names:
+            import difflib  # noqa: PLC0415 - slow to import, and needed for a slip only
+
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
             raise TypeError(f"Orchestrator has no option {name!r}{hint}")

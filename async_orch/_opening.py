@@ -7,8 +7,8 @@ inner one is everything on the device, which `Orchestrator.reopen` makes anew af
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -50,6 +50,7 @@ class Opened:
         programs: Mapping[str, StepProgram[Any, Any]],
     ) -> None:
         self.loop = loop
+        self.loop_thread = threading.get_ident()
         self.config = config
         self.programs = programs
         self.counts = Counts()
@@ -203,6 +204,8 @@ class Opened:
 
     def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
         """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import
+
         log = self.config.step_log
         words = str(log) if isinstance(log, str | os.PathLike) else None if log is None else type(log).__name__
         config = asdict(replace(self.config, step_log=words, observers=())) | {"observers": len(self.config.observers)}
@@ -217,7 +220,7 @@ class Opened:
             "support": self.backend.info.support,
             "program": {name: type(unwrap(program)).__name__ for name, program in self.programs.items()},
             "config": config,
-            "versions": {name: importlib.metadata.version(name) for name in ("async-orch", "numpy", "anyio")},
+            "versions": {name: version(name) for name in ("async-orch", "numpy", "anyio")},
             "mono_ns": maker.anchor_mono_ns,
             "wall_ns": maker.anchor_wall_ns,
         }

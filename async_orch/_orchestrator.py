@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -27,6 +28,7 @@ from async_orch._statistics import Statistics, statistics_of
 from async_orch._submitting import Submitting
 from async_orch.abc import Backend
 from async_orch.exceptions import MisuseError, OrchestratorClosed, StepCancelled
+from async_orch.logs import StepRecord
 
 __all__ = ["Orchestrator"]
 
@@ -82,6 +84,15 @@ class Orchestrator(Submitting[StepT, ResultT]):
         self._backend = backend
         self._owner: asyncio.Task[Any] | None = None
         self._last_statistics: Statistics | None = None
+
+    def add_observer(self, observer: Callable[[StepRecord], object]) -> None:
+        """Give ``observer`` each step's record, on the log writer's thread, as if it stood in ``observers=``.
+
+        Before the orchestrator is entered; raises `MisuseError` afterwards.
+        """
+        if self._used:
+            raise MisuseError("observers are added before the orchestrator is entered; this one has been")
+        self.config = replace(self.config, observers=(*self.config.observers, observer))
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -248,7 +259,10 @@ class Orchestrator(Submitting[StepT, ResultT]):
         return None if step is None else StepHandle(step)
 
     def statistics(self) -> Statistics:
-        """Counts as of now; after close those of the end."""
+        """Counts as of now; after close those of the end.
+
+        Another thread may call it too. It then sees each count as of now, but not all of the same moment.
+        """
         opened = self._opened
         if opened is not None:
             return statistics_of(opened)
