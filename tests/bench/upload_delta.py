@@ -149,9 +149,8 @@ def main() -> None:
     for name in arguments.backends.split(","):
         backend = open_backend(name)
         each_us, rate, nbytes = overhead_nbytes(backend)
-        print(
-            f"\n{name} ({backend.info.support}): a copy more costs {each_us:.1f} us, copies run at {rate:.2f} GB/s: worth {nbytes:,} B"
-        )
+        print(f"\n{name} ({backend.info.support})")
+        print(f"a copy more costs {each_us:.1f} us, copies run at {rate:.2f} GB/s: worth {nbytes:,} B\n")
         print(f"| {name} | bytes a step | of full | copy p50 us | compare p50 us | build to copied p50 us |")
         print("|---|---:|---:|---:|---:|---:|")
         full = statistics.mean(step.size for step in steps[SLOTS:])
