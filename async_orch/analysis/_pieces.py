@@ -142,6 +142,12 @@ class PieceReader:
             hint=self.hint,
         )
 
+    @property
+    def more_than_steps(self) -> bool:
+        """Whether anything was found that is not in the columns of steps, or in counts."""
+        others = sum(count for kind, count in self.counts.items() if kind is not StepRecord)
+        return bool(others or self.hint or self.contradictions)
+
     def skip(self, kind: str, count: int = 1) -> None:
         """Count pieces that give no record."""
         if count:
