@@ -8,6 +8,7 @@ is read here once more, so that the result is the same either way.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from async_orch.analysis._cores import cores
+from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES
 from async_orch.analysis._sources import COMPRESSED
 from async_orch.analysis._table import FIGURE_FIELDS, Block, Column
@@ -33,6 +35,15 @@ _MAX_PARTS: Final = 512  # their numbers fit a pipe at once
 _MAX_PROCESSES: Final = 4
 _TICKET_NBYTES: Final = 2
 _LENGTH_NBYTES: Final = 8
+_PACKAGE: Final = Path(__file__).parent.parent
+# The package's own __init__ imports the engine, which takes longer than reading the first part and is not needed.
+_START: Final = """\
+import sys, types
+package = sys.modules["async_orch"] = types.ModuleType("async_orch")
+package.__path__ = [sys.argv[1]]
+from async_orch.analysis._worker import main
+raise SystemExit(main(sys.argv[2:]))
+"""
 
 
 class Part(NamedTuple):
@@ -107,7 +118,7 @@ def divided(path: Path) -> Iterator[Division]:
             pipe.write(b"".join(number.to_bytes(_TICKET_NBYTES, "little") for number in range(len(parts))))
         children = []
         for _ in range(min(cores(), _MAX_PROCESSES) - 1):
-            command = [sys.executable, "-m", "async_orch.analysis._worker", os.fspath(path)]
+            command = [sys.executable, "-c", _START, os.fspath(_PACKAGE), os.fspath(path)]
             command += [f"{part.start}-{part.end}" for part in parts]
             child = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
                 command, stdin=tickets, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -149,25 +160,23 @@ def _parts_of(path: Path) -> list[Part]:
         file.seek(size - MAX_LINE_NBYTES)
         last = file.read(MAX_LINE_NBYTES).rfind(b"\n")
     bounds.append(size - MAX_LINE_NBYTES + last + 1)
-    parts = [Part(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [Part(start, end) for start, end in itertools.pairwise(bounds)]
     return parts if last >= 0 and all(part.start < part.end for part in parts) else []
 
 
-def send(target: IO[bytes], header: PartHeader, columns: dict[str, Column], kinds: Column) -> None:
-    """Write a part's header and columns."""
-    if header.steps_only:
-        header.constant = {
-            name: int(values[0])
-            for name, values in columns.items()
-            if len(values) and bool(np.all(values == values[0]))
-        }
+def send(target: IO[bytes], header: PartHeader, frame: StepFrame) -> None:
+    """Write a part's header and its steps, holding one column at a time."""
+    for name in FIGURE_FIELDS if len(frame) else ():
+        values = frame.column(name)
+        if np.all(values == values[0]):
+            header.constant[name] = int(values[0])
     text = msgspec.json.encode(header)
     target.write(len(text).to_bytes(_LENGTH_NBYTES, "little") + text)
     if header.steps_only:
-        target.write(kinds.tobytes())
+        target.write(frame.kind.astype(np.int64).tobytes())
         for name in FIGURE_FIELDS:
             if name not in header.constant:
-                target.write(columns[name].tobytes())
+                target.write(frame.column(name).tobytes())
     target.flush()
 
 

@@ -19,7 +19,7 @@ from async_orch.analysis._parts import Division, Part, PartHeader, PartRead, div
 from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Reading, Record
 from async_orch.analysis._sources import Source, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
-from async_orch.analysis._table import FIGURE_FIELDS, Figures, Kind, StepTable
+from async_orch.analysis._table import Figures, Kind, StepTable
 from async_orch.analysis._unique import first_of_each_step
 from async_orch.logs import HostOrch, StepRecord
 
@@ -152,11 +152,9 @@ class Scanner:
     def send_part(self, target: IO[bytes], number: int) -> None:
         """Write what `read_part` read; only that it is more than steps, if so."""
         header, blocks = self.part(number)
-        if header.steps_only:
-            frame = StepFrame(blocks, [])
-            send(target, header, {name: frame.column(name) for name in FIGURE_FIELDS}, frame.kind.astype(np.int64))
-        else:
-            send(target, PartHeader(number, steps_only=False), {}, np.empty(0, np.int64))
+        if not header.steps_only:
+            header, blocks = PartHeader(number, steps_only=False), []
+        send(target, header, StepFrame(blocks, []))
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""

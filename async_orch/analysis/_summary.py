@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from async_orch.analysis._columns import JoinedRows, Rows, StepRows
+from async_orch.analysis._distributions import distributions
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
-from async_orch.analysis._distributions import distributions
 from async_orch.analysis._percentiles import Distribution, distribution, rank_index
 from async_orch.analysis._pieces import Reading, Record
 from async_orch.analysis._scan import LogFrames, Scanner, read_frames

@@ -150,10 +150,8 @@ class StepTable:
         self.unknown_schema = 0
         self._numbers = _KindNumbers()
         self._blocks: list[Block] = []
-        # Rows of the block that is being filled; memory that is not touched yet costs nothing.
-        self._open = np.empty((len(FIGURE_FIELDS), _BLOCK_ROWS), np.int64)
-        self._open_kinds = np.empty(_BLOCK_ROWS, np.int32)
-        self._filled = 0
+        self._open, self._open_kinds = _empty_block(0)  # the block that is being filled
+        self._filled = 0  # rows in it
         self._pending: list[npt.NDArray[np.int64]] = []  # the last of these rows, still row by row
         self._pending_columns: npt.NDArray[np.intp] = np.empty(0, np.intp)  # the columns that those have
 
@@ -170,6 +168,8 @@ class StepTable:
     def _fill(self, rows: list[tuple[Any, ...]], layout: _Layout) -> None:
         """Add rows, fast where all of them lack the same figures and are of one kind, as most neighbours are."""
         count = len(rows)
+        if not self._filled:
+            self._open, self._open_kinds = _empty_block(_BLOCK_ROWS)  # memory that is not touched yet costs nothing
         place = slice(self._filled, self._filled + count)
         columns, known, lacking = layout.halves(rows[0])
         if columns is not self._pending_columns:
@@ -213,6 +213,7 @@ class StepTable:
             return
         kinds = self._open_kinds[:count]
         columns = {name: self._open[column, :count] for column, name in enumerate(FIGURE_FIELDS)}
+        self._open, self._open_kinds = _empty_block(0)
         good = kinds >= 0
         self.unknown_schema += int(np.count_nonzero(kinds == _UNKNOWN_SCHEMA))
         wanted = int(np.count_nonzero(kinds != _UNKNOWN_SCHEMA))
@@ -243,6 +244,10 @@ class StepTable:
         """All rows up to now, and the kinds by number."""
         self._close_block()
         return list(self._blocks), [Kind(*key) for key in self._numbers.kinds]
+
+
+def _empty_block(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    return np.empty((len(FIGURE_FIELDS), rows), np.int64), np.empty(rows, np.int32)
 
 
 def _fitted(value: int) -> int:

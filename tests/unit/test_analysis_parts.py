@@ -47,6 +47,19 @@ def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest
     assert frames.reading.lines == 2000 + bool(between)
 
 
+def test_children_read_every_part_that_nobody_else_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children draw parts until none is left and hand over all of them, one each."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 3)
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(b"".join(encode_line(step_record(seq=seq)) for seq in range(2000)))
+    with _parts.divided(log) as division:
+        found = division.collect()
+        assert sorted(found) == list(range(len(division.parts)))
+    assert sum(part.header.rows for part in found.values()) == 2000
+
+
 def test_children_that_fail_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a child cannot be what it should be, its part is read here."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
