@@ -53,6 +53,14 @@ class StepFrame:
         whole = np.concatenate(parts) if parts else np.empty(0, dtype)
         return whole if self._rows is None else whole[self._rows]
 
+    def parts(self) -> Iterator[StepFrame]:
+        """The same steps in frames of bounded size, one after the other, where they are held so."""
+        if self._rows is None:
+            for block in self._blocks:
+                yield StepFrame([block], self.kinds)
+        else:
+            yield self
+
     def where(self, condition: Callable[[Kind], bool]) -> StepFrame:
         """The steps of the kinds for which `condition` holds."""
         held = np.array([condition(kind) for kind in self.kinds], np.bool_)

@@ -205,7 +205,7 @@ def _receive(source: IO[bytes]) -> PartRead | None:
 
 def _column(source: IO[bytes], rows: int) -> Column | None:
     values = np.empty(rows, np.int64)
-    view = memoryview(values).cast("B")
+    view = values.data.cast("B")
     position = 0
     while position < len(view):
         count = source.readinto(view[position:])  # type: ignore[attr-defined] # a pipe is a BufferedReader

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from async_orch.analysis._columns import LineRows
+from async_orch.analysis._consistency import step_contradictions
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
@@ -199,6 +200,7 @@ class Scanner:
             reading=replace(
                 reading,
                 steps=reading.steps - sum(of_steps.values()),
+                step_contradictions=step_contradictions(steps),
                 skipped=dict(sorted(skipped.items(), key=lambda item: (-item[1], item[0]))),
             ),
         )

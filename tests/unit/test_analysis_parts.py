@@ -76,8 +76,8 @@ def test_small_and_compressed_logs_are_not_divided(tmp_path: Path, monkeypatch: 
     log = tmp_path / "log"
     log.write_bytes(b"x\n" * 1000)
     with _parts.divided(log) as division:
-        assert division.parts == division.children == []
+        assert (division.parts, division.children) == ([], [])
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1)
     log.write_bytes(b"\x1f\x8b\x08" + b"x\n" * 1_000_000)
     with _parts.divided(log) as division:
-        assert division.parts == division.children == []
+        assert (division.parts, division.children) == ([], [])
