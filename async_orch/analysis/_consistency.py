@@ -112,8 +112,8 @@ def step_contradictions(steps: StepFrame) -> StepContradictions:
             if not np.any(broken):
                 continue
             kinds[rule.kind] = kinds.get(rule.kind, 0) + int(np.count_nonzero(broken))
-            for row in np.flatnonzero(broken & ~any_broken)[: _MAX_SHOWN - len(shown)].tolist():
-                shown.append(_words(part, row, rule))
+            rows = np.flatnonzero(broken & ~any_broken)[: _MAX_SHOWN - len(shown)].tolist()
+            shown += [_words(part, row, rule) for row in rows]
             any_broken |= broken
         found += int(np.count_nonzero(any_broken))
     return StepContradictions(found, dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))), tuple(shown))

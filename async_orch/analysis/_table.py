@@ -65,7 +65,7 @@ _PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which ar
 Figures: Final[Any] = msgspec.defstruct(
     "Figures",
     [
-        (name, _PLAIN_TYPES[name], *((None,) if name in _LATER_FIELDS else ()))
+        (name, _PLAIN_TYPES[name], None) if name in _LATER_FIELDS else (name, _PLAIN_TYPES[name])
         for name in FIELDS
         if name in (*FIGURE_FIELDS, *Kind._fields, "schema")
     ],
