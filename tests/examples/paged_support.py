@@ -11,7 +11,6 @@ import numpy as np
 from async_orch import Orchestrator
 from async_orch.abc import Backend, ByteArray
 from examples.qwen3.paged import BatchOutput, PagedModel, PrefillBatch
-from examples.qwen3.paged_programs import PagedDecode, PagedPrefill
 from examples.qwen3.paged_run import Request, generate
 from tests.examples.support import Array, plain_pass
 
@@ -27,7 +26,7 @@ class Recorder:
         for program in (model.prefill, model.decode):
             self._wrap(program)
 
-    def _wrap(self, program: PagedPrefill | PagedDecode) -> None:
+    def _wrap(self, program: Any) -> None:
         collect = program.collect
 
         def recording(step: Any, output: ByteArray) -> BatchOutput:
@@ -43,7 +42,7 @@ class Recorder:
                     self._of_row[row].append(result.logits[place])
             return result
 
-        program.collect = recording  # type: ignore[method-assign]
+        program.collect = recording
 
 
 async def run(
