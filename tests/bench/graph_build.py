@@ -55,7 +55,7 @@ def plain_build(tasks: list[UnrolledTask]) -> list[Node]:
 
 def networkx_build(tasks: list[UnrolledTask]) -> object:
     """The graph in networkx."""
-    import networkx as nx  # noqa: PLC0415 - where it is installed
+    import networkx as nx
 
     graph = nx.DiGraph()
     for number, task in enumerate(tasks):
