@@ -30,7 +30,7 @@ class Recorder:
         collect = program.collect
 
         def recording(step: Any, output: ByteArray) -> BatchOutput:
-            result = collect(step, output)
+            result: BatchOutput = collect(step, output)
             assert result.logits is not None
             if isinstance(step, PrefillBatch):
                 for chunk in step.chunks:
