@@ -32,6 +32,7 @@ from async_orch._records import RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
 from async_orch.exceptions import OrchError
@@ -150,6 +151,10 @@ class Opened:
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
             device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
+        counter = backend.allocation_counter()
+        if counter is not None:
+            for runtime in runtimes:
+                watch_allocations(runtime, counter, self.pipeline, device)
         device.arm()
         self.pipeline.failure = None
 
@@ -244,7 +249,7 @@ class Opened:
                     step.recorded = True
                     if self.writer is not None:
                         self.writer.put(step)
-            for pool in (pipeline.build.pool, pipeline.retire.pool):
+            for pool in (pipeline.build.pool, pipeline.h2d.pool, pipeline.retire.pool):
                 if pool is not None:
                     pool.stop()
                     self.threads_abandoned += pool.join(JOIN_TIMEOUT_S)

@@ -53,7 +53,8 @@ class DeviceInfo:
     pinned:
         Whether `Backend.alloc_host` gives page-locked memory (or needs none to copy asynchronously).
     alloc_visibility:
-        Which allocations of device memory the backend can count: ``"all"``, its ``"own"``, or ``"none"``.
+        Which allocations of device memory the backend can count: ``"all"`` (see `Backend.allocation_counter`), its
+        ``"own"``, or ``"none"``.
     device_clock:
         Source of `Fence.time_ns`: the ``"device"``'s clock in host time, a device clock ``"anchored"`` to
         the host's once, the ``"host"`` clock read when the marker was reached, or ``"none"``.
@@ -212,6 +213,22 @@ class Stream(ABC):
             self.wait(after)
         return self.record()
 
+    def begin_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        """`begin` a step here with a `copy` to the device, then `record`: the fences before and behind the copy.
+
+        One call for what every image needs; override it where three are dear.
+        """
+        start = self.begin()
+        if nbytes:
+            self.copy(dst, src, nbytes)
+        return start, self.record()
+
+    def record_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        """`record`, `copy`, `record`: where the kernels end, and where their output has arrived."""
+        reached = self.record()
+        self.copy(dst, src, nbytes)
+        return reached, self.record()
+
     def idle(self) -> bool:
         """Whether everything enqueued so far is done."""
         return self.record().query()
@@ -245,10 +262,15 @@ class Backend(ABC):
     reuse_order:
         Which of a ring's free buffers is used next: the one that has been free longest (``"fifo"``), or the one
         given back last (``"lifo"``), which shows a buffer given back too early at the next step.
+    copy_overhead_nbytes:
+        What one more copy to the device costs, as the number of bytes that are copied in the same time. With
+        ``upload="delta"`` differing ranges that are no further apart are copied as one. The default is what
+        ``host`` was measured at, and about what a copy of a few microseconds costs on a link of 15 GB/s.
     """
 
     info: DeviceInfo
     reuse_order: ReuseOrder = "fifo"
+    copy_overhead_nbytes: int = 64 * 1024
 
     @abstractmethod
     def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
@@ -295,6 +317,15 @@ class Backend(ABC):
 
     def free_nbytes(self) -> int | None:
         """Free device memory, None where unknown."""
+        return None
+
+    def allocation_counter(self) -> Callable[[], int] | None:
+        """A function that gives how often device memory was allocated so far, by whomever; None where nobody counts.
+
+        Asked for once the programs are open, and read before and after each launch: what a library allocates behind
+        our back is counted, and refused under ``strict_alloc``. It must be quick, and callable from the thread of
+        ``launch``.
+        """
         return None
 
     def threads_abandoned(self) -> int:

@@ -194,12 +194,11 @@ def main(bench: Bench) -> None:
     if options.append and path is not None and path.exists():
         before = raw(path)
         spells = [*before["spells"], spell]
-        failed = {name: why for name, why in before["failed"].items() if name not in samples} | failed
-        for name in [*before["samples"], *samples]:
-            if name in failed:
-                samples[name] = []
-                continue
-            samples[name] = [*before["samples"].get(name, []), *(samples.get(name, []) if name in samples else [])]
+        failed = before["failed"] | failed
+        samples = {
+            name: [] if name in failed else [*before["samples"].get(name, []), *samples.get(name, [])]
+            for name in dict.fromkeys([*before["samples"], *samples])
+        }
     document = {
         "bench": bench.name,
         "command": f"python -m tests.bench.{bench.name}",

@@ -17,6 +17,7 @@ from tests.bench.all import BENCHES
 
 TITLES = {
     "overhead": "Overhead: no-op steps, 4 stages, no log",
+    "structure": "The least that such a structure can cost, CPU time",
     "overhead_ray": "Ray",
     "overhead_log": "With a step log: 100,000 steps, flushed, 0 dropped",
     "threads": "A device of threads",
