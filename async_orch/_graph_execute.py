@@ -75,7 +75,8 @@ class Executor:
             given = region_nbytes.get(name, -1)
             if sizes[position] > given:
                 raise ImageCorrupt(
-                    f"image: regions.nbytes[{position}] is {sizes[position]}, must be at most {given}, what {name!r} has"
+                    f"image: regions.nbytes[{position}] is {sizes[position]}, must be at most {given}, the bytes of "
+                    f"{name!r}"
                 )
             sizes[position] = given
         return self._plan(pools, sizes, definitions).n_calls

@@ -38,10 +38,10 @@ class LargeDecode(StepProgram[int, int]):
 
     def __init__(self, shape: Shape, memory: SlotMemory = NATURAL) -> None:
         self.shape = shape
-        table = kernel_table()
-        self.graph = LayerGraph(shape, table)
+        self.table = kernel_table()
+        self.graph = LayerGraph(shape, self.table)
         self.content = self.graph.builder.place_definitions()
-        self._check = Executor(table).check
+        self._check = Executor(self.table).check
         self._padded = memory.image_nbytes
         self._blocks = np.arange(shape.rows * shape.blocks_a_row, dtype=np.int32).reshape(shape.rows, -1)
         scratch = np.zeros(64 * 1024 * shape.layers, np.uint8)
@@ -63,9 +63,11 @@ class LargeDecode(StepProgram[int, int]):
         return StepInputs(np.full(shape.rows, -1, np.int32), lengths, blocks.astype(np.int32))
 
     def open(self, device: Device) -> None:
-        """Bring the recorded layer to the device, once."""
+        """Bring what was recorded to the device, once."""
         self._definitions = device.alloc(self.content.nbytes, name="definitions")
         device.upload(self._definitions, self.content)
+        # As a warm-up of the device: expanding the replays for the first time takes longer than a step.
+        self._check(self.probe, self.graph.region_nbytes, definitions=self.content)
 
     def build(self, step: int, image: ByteArray) -> Built:
         """Write the step's graph; with a padded image, the padding counts as the part of recorded graphs."""
@@ -96,6 +98,6 @@ class LargeDecode(StepProgram[int, int]):
             "host_tasks": self.graph.builder.n_tasks,
             "layer_tasks": layer.n_tasks,
             "parameters": len(layer.parameters),
-            "definition_nbytes": layer.nbytes,
+            "definitions_nbytes": self.content.nbytes,
             "image_nbytes": self.graph_nbytes,
         }

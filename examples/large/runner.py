@@ -2,9 +2,9 @@
 
     python -m examples.decode_runner --shape qwen3-14b --backend sim:a5-report
 
-The task graph is the real one: built anew each step, copied, checked and expanded on the device side. Kernels do nothing
-but take the time that the profile gives a step. The modes are naive (a slot allocated and freed each step), ring
-(allocated once), pipelined (also built and copied ahead), and pipelined with only the changed bytes copied.
+The task graph is the real one: built anew each step, copied, and checked on the device side with all replays expanded.
+Kernels do nothing but take the time that the profile gives a step. The modes are naive (a slot allocated and freed each
+step), ring (allocated once), pipelined (also built and copied ahead), and pipelined with only changed bytes copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from async_orch import OrchError, Orchestrator, open_backend
 from async_orch.abc import Backend
 from async_orch.graph import unroll
 from examples.large.program import NATURAL, REPORT, LargeDecode, SlotMemory
-from examples.large.scheduling import Scheduled, moved_nbytes, schedule
+from examples.large.scheduling import moved_nbytes, schedule
 from examples.large.shape import SHAPES, Shape
 from examples.qwen3.figures import ModeRun, StepFacts
 from examples.qwen3.report import IDLE_SHARE, json_object, support, table
@@ -72,22 +72,26 @@ async def decode(
     return run
 
 
-def graph_lines(program: LargeDecode) -> tuple[list[str], Scheduled]:
+def graph_lines(program: LargeDecode) -> list[str]:
     """What the graph is, and how it would lie on the cores."""
     shape = program.shape
-    calls = unroll(program.probe, program.graph.builder.table, definitions=program.content)
+    calls = unroll(program.probe, program.table, definitions=program.content)
     found = schedule(calls, [moved_nbytes(call, shape) for call in calls], CORES)
     facts = program.describe()
-    lines = [
+    model = (
         f"{shape.name}: {shape.rows} rows of {shape.context} tokens; weights {shape.weights_nbytes / 1e9:.1f} GB and "
-        f"cache {shape.kv_nbytes / 1e9:.1f} GB as regions with a size and no memory",
+        f"cache {shape.kv_nbytes / 1e9:.1f} GB as regions with a size and no memory"
+    )
+    graph = (
         f"graph: {facts['host_tasks']} tasks, {shape.layers} of them replays of one Definition of "
         f"{facts['layer_tasks']} tasks with {facts['parameters']} parameters; {found.calls} kernel calls; image "
-        f"{facts['image_nbytes']:,} B, Definition {facts['definition_nbytes']:,} B, resident",
-        f"schedule: by bytes moved, {100 * found.busy_share:.0f} % of {CORES} cores (assumed) are busy until the last "
-        f"call ends; on any number of cores the longest chain takes {100 * found.critical / found.makespan:.0f} % of that",
-    ]
-    return lines, found
+        f"{facts['image_nbytes']:,} B, Definitions {facts['definitions_nbytes']:,} B, resident"
+    )
+    cores = (
+        f"schedule: by bytes moved, {CORES} cores (assumed) are busy {100 * found.busy_share:.0f} % of the time; the "
+        f"longest chain alone takes {100 * found.critical / found.makespan:.0f} % of it"
+    )
+    return [model, graph, cores]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"decode_runner: {error}", file=sys.stderr)
         return 2
     try:
-        lines, _ = graph_lines(LargeDecode(shape, memory))
+        lines = graph_lines(LargeDecode(shape, memory))
         runs = [
             asyncio.run(decode(shape, memory, backend, one, given.steps, given.log))
             for one in SETTINGS
