@@ -37,6 +37,7 @@ class ExpressWay:
         # Steps that need a thread or a size class take the queues; the modes differ in nothing here.
         self.open = (
             len(memory.classes) == 1
+            and config.annotate is None
             and config.build_in == config.launch_in == config.collect_in == "inline"
             and not any(runtime.slot_at_build for runtime in memory.runtimes)
         )

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from async_orch import logs
+from async_orch._annotate import Marker, annotate, load_marker
 from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
@@ -56,6 +57,7 @@ class Opened:
         self.counts = Counts()
         self.threads_abandoned = 0
         self.writer: RecordWriter | None = None
+        self._marker: Marker | None = None
         self._device_waker: Waker
         self.device_thread: WorkerPool[Callable[[], None]] | None = None
         self.backend: Backend
@@ -84,6 +86,7 @@ class Opened:
 
     async def _open_outer(self, backend: str | Backend) -> None:
         config, outer = self.config, self._outer
+        self._marker = load_marker(config.annotate)
         targets = targets_for(config.step_log, config.observers)
         for target in targets:
             outer.callback(target.close)
@@ -134,6 +137,8 @@ class Opened:
         self.pipeline = Pipeline(
             self.loop, config, backend, (copy_stream, compute_stream), memory, self.counts, sink, self.device_thread
         )
+        if self._marker is not None:
+            annotate(self.pipeline, self._marker)
         self.pipeline.failure = loss
         inner.callback(self.pipeline.stop)
         for runtime in runtimes:

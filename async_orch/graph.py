@@ -29,6 +29,8 @@ The device side needs the image's bytes, the memory of the regions and the `Kern
 ``GraphBuilder(..., infer=True)`` derives the dependencies from the bytes that tasks read and write; ``after=`` adds to
 them. A graph that does not fit raises `GraphOverflow`, a wrong argument `GraphError`, a damaged image `ImageCorrupt`.
 
+`OpenCLDispatcher` is the device side in OpenCL C: one launch walks the whole graph in device memory.
+
 Layout of an image, version 1
 -----------------------------
 All numbers are little-endian. The image holds no addresses, so it may lie anywhere; offsets count from its first byte.
@@ -75,6 +77,7 @@ from async_orch._graph_builder import GraphBuilder
 from async_orch._graph_describe import describe
 from async_orch._graph_execute import Executor, execute
 from async_orch._graph_kernels import Kernel, KernelTable
+from async_orch._graph_opencl import OpenCLDispatcher
 from async_orch._graph_operands import Operand
 from async_orch.exceptions import GraphError, GraphOverflow, ImageCorrupt
 
@@ -86,6 +89,7 @@ __all__ = [
     "ImageCorrupt",
     "Kernel",
     "KernelTable",
+    "OpenCLDispatcher",
     "Operand",
     "describe",
     "execute",
