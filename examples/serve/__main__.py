@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -36,10 +37,15 @@ async def _serve(options: Options) -> int:
         step_log=options.step_log,
         otel=options.otel,
     )
-    socket = listen(options.host, options.port)
-    access = None if options.access_log is None else AccessLog(options.access_log)
-    backend = open_backend(options.backend)
-    try:
+    with contextlib.ExitStack() as stack:
+        socket = stack.enter_context(listen(options.host, options.port))
+        log = None
+        if options.access_log is not None:
+            access = AccessLog(options.access_log)
+            stack.callback(access.close)
+            log = access.write
+        backend = open_backend(options.backend)
+        stack.callback(backend.close)
         served.model.check_memory(backend, slots=options.slots)
         server: HttpServer | None = None
 
@@ -48,7 +54,6 @@ async def _serve(options: Options) -> int:
             if event == "device_failed" and server is not None:
                 server.stop()  # only a new process gets the device back
 
-        log = None if access is None else access.write
         async with serving(served, served.codec, backend, settings, access_log=log, report=report) as opened:
             server = HttpServer(opened, drain_s=options.drain_s)
             host, port = socket.getsockname()[:2]
@@ -56,11 +61,6 @@ async def _serve(options: Options) -> int:
             with server.stopping_on_signals():
                 await server.serve(sockets=[socket])
         return 1 if opened.engine.state == "failed" else 0
-    finally:
-        backend.close()
-        socket.close()
-        if access is not None:
-            access.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio

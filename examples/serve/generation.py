@@ -66,8 +66,8 @@ class Generation:
         self._text = text
         self._changed = asyncio.Event()
 
-    def push(self, token: int) -> None:
-        """A token came. Ends the request if it was the last one."""
+    def push(self, token: int) -> bool:
+        """A token came. Whether it was the last one: then the request has ended."""
         self.tokens.append(token)
         piece = self._text.push(token)
         if piece:
@@ -77,6 +77,7 @@ class Generation:
         elif len(self.tokens) == self.asked.max_tokens:
             self.end("length")
         self._changed.set()
+        return self.ended is not None
 
     def end(self, reason: FinishReason, error: ApiError | None = None) -> None:
         """Nothing comes any more; only the first call counts."""

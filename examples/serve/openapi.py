@@ -37,16 +37,16 @@ _REFUSALS = {
 def openapi(model: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     (completion, chat), components = json_schemas()
-    for name in ("CompletionRequest", "ChatRequest"):
+    for body in ("CompletionRequest", "ChatRequest"):
         # What is sent most should be found most: a tool that generates requests then gets beyond the first check.
-        components[name]["properties"]["model"]["examples"] = [model]
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        components[body]["properties"]["model"]["examples"] = [model]
+    path = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "async_orch examples.serve", "version": "1"},
         "paths": {
             "/v1/models": {"get": _get("The one model that is served")},
-            "/v1/models/{name}": {"get": _get("That model", "404") | {"parameters": [name]}},
+            "/v1/models/{name}": {"get": _get("That model", "404") | {"parameters": [path]}},
             "/v1/completions": {"post": _post("Continue a text", completion)},
             "/v1/chat/completions": {"post": _post("Answer a conversation", chat)},
             "/health": {"get": _get("Whether requests are served", "503")},

@@ -42,10 +42,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
+MOST = 1_000_000
+"""Of anything that is counted: more is a slip of the keyboard."""
+
+
 def _count(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
+    if not 1 <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 to {MOST}")
     return value
 
 
@@ -60,7 +64,7 @@ def _seconds(text: str) -> float:
 
 
 def _port(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} must be a port, 0 to 65535; 0 takes a free one")
     return value

@@ -242,9 +242,8 @@ class Scheduler:
             generation = sequence.generation
             if not gives or generation.ended is not None:
                 continue  # it ended while this step was in flight
-            generation.push(token)
             got.append(generation)
-            if generation.ended is not None:
+            if generation.push(token):
                 self._leave(sequence)
         return got
 

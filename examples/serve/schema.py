@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -71,10 +71,9 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 Request = CompletionRequest | ChatRequest
-RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
 
 
-def decode(body: bytes, kind: type[RequestT]) -> RequestT:
+def decode(body: bytes, kind: type[Request]) -> Request:
     """The request in a body. Raises `ApiError` 400 that names the field."""
     try:
         return msgspec.json.decode(body, type=kind)

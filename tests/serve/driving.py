@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 from openai import AsyncOpenAI
 
 from async_orch.abc import Backend
@@ -15,9 +16,16 @@ from examples.serve.app import Serving, Settings, serving
 from examples.serve.server import HttpServer, listen
 from tests.serve.hash_model import Characters, HashModel
 
-__all__ = ["NAME", "Running", "client", "raw", "running"]
+__all__ = ["NAME", "Running", "client", "raw", "running", "until"]
 
 NAME = "hash"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let all other tasks run until the condition holds."""
+    with anyio.fail_after(20):
+        while not condition():
+            await checkpoint()
 
 
 class Running:
@@ -41,9 +49,7 @@ class Running:
 
     async def until_idle(self) -> None:
         """Wait until no request is left in the engine."""
-        with anyio.fail_after(20):
-            while self.engine.busy or self.blocks_in_use():
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.engine.busy and not self.blocks_in_use())
 
 
 @contextlib.asynccontextmanager
@@ -52,26 +58,24 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Serve the hash model, or another one that is given with its codec, until the body is done."""
     model = HashModel() if model is None else model
-    socket = listen("127.0.0.1", 0)
     access: list[dict[str, Any]] = []
     reported: list[tuple[str, str]] = []
-    options = Settings(**({"name": NAME} | settings))
+    options = Settings(name=settings.pop("name", NAME), **settings)
     codec = getattr(model, "codec", None) or Characters()
-    async with serving(
-        model, codec, backend, options, access_log=access.append, report=lambda *event: reported.append(event)
-    ) as opened:
-        server = HttpServer(opened, drain_s=drain_s)
-        serve = asyncio.create_task(server.serve(sockets=[socket]))
-        found = Running(opened, server, socket.getsockname()[1])
-        found.reported, found.access = reported, access
-        try:
-            with anyio.fail_after(10):
-                while not server.started:
-                    await asyncio.sleep(0.001)
-            yield found
-        finally:
-            server.stop()
-            await serve
+    with listen("127.0.0.1", 0) as socket:
+        async with serving(
+            model, codec, backend, options, access_log=access.append, report=lambda *event: reported.append(event)
+        ) as opened:
+            server = HttpServer(opened, drain_s=drain_s)
+            serve = asyncio.create_task(server.serve(sockets=[socket]))
+            found = Running(opened, server, socket.getsockname()[1])
+            found.reported, found.access = reported, access
+            try:
+                await until(lambda: server.started)
+                yield found
+            finally:
+                server.stop()
+                await serve
 
 
 @contextlib.asynccontextmanager

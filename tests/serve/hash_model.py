@@ -124,18 +124,23 @@ class HashModel:
         self.blocks.device_at_rest()
 
 
-def put(model: HashModel, kv: npt.NDArray[np.int32], table: npt.NDArray[np.int32], start: int, tokens: list[int]) -> None:
+def put(
+    model: HashModel, kv: npt.NDArray[np.int32], table: npt.NDArray[np.int32], start: int, tokens: list[int]
+) -> None:
     """Store tokens in the cache."""
     size = model.limits.block_size
     positions = np.arange(start, start + len(tokens))
     kv[table[positions // size] * size + positions % size] = tokens
 
 
-def read(model: HashModel, kv: npt.NDArray[np.int32], table: npt.NDArray[np.int32], length: int) -> npt.NDArray[np.int32]:
+def read(
+    model: HashModel, kv: npt.NDArray[np.int32], table: npt.NDArray[np.int32], length: int
+) -> npt.NDArray[np.int32]:
     """A sequence's tokens out of the cache."""
     size = model.limits.block_size
     positions = np.arange(length)
-    return kv[table[positions // size] * size + positions % size]
+    tokens: npt.NDArray[np.int32] = kv[table[positions // size] * size + positions % size]
+    return tokens
 
 
 class HashProgram(StepProgram[Any, BatchOutput]):
@@ -152,16 +157,16 @@ class HashProgram(StepProgram[Any, BatchOutput]):
     def open(self, device: Device) -> None:
         self.model.open(device)
 
-    def launch(self, batch: Any, slot: Slot, stream: Stream) -> int:
+    def launch(self, step: Any, slot: Slot, stream: Stream) -> int:
         model = self.model
-        count = len(batch.rows) if isinstance(batch, DecodeBatch) else len(batch.chunks)
+        count = len(step.rows) if isinstance(step, DecodeBatch) else len(step.chunks)
         feed = slot.feed if self.slot.feed_nbytes else slot.output
         try:
             stream.launch(
                 self.run, count, slot.image, feed, model.cache, model.state, slot.output, cost_ns=model.cost_ns
             )
         finally:
-            batch.fence = stream.record()
+            step.fence = stream.record()
         return 4 * count
 
     def rows_of(self, image: ByteArray, count: int) -> npt.NDArray[np.int32]:
@@ -176,8 +181,8 @@ class HashProgram(StepProgram[Any, BatchOutput]):
         """Row, position of the token that it gets or -1, and sampler."""
         raise NotImplementedError
 
-    def collect(self, batch: Any, output: ByteArray) -> BatchOutput:
-        outcomes = self.outcomes(batch)
+    def collect(self, step: Any, output: ByteArray) -> BatchOutput:
+        outcomes = self.outcomes(step)
         tokens = output[: 4 * len(outcomes)].view(np.int32).copy()
         for place, (row, position, sampler) in enumerate(outcomes):
             if position >= 0:
@@ -194,13 +199,13 @@ class HashPrefill(HashProgram):
         self.row_width = 4 + model.width + model.limits.prefill_tokens
         super().__init__(model)
 
-    def build(self, batch: PrefillBatch, image: ByteArray) -> int:
+    def build(self, step: PrefillBatch, image: ByteArray) -> int:
         rows = image.view(np.int32).reshape(-1, self.row_width)
-        for row, chunk in zip(rows, batch.chunks, strict=False):
+        for row, chunk in zip(rows, step.chunks, strict=False):
             row[:4] = chunk.row, chunk.start, len(chunk.tokens), chunk.last
             row[4 : 4 + len(chunk.blocks)] = chunk.blocks
             row[4 + self.model.width :][: len(chunk.tokens)] = chunk.tokens
-        return 4 * self.row_width * len(batch.chunks)
+        return 4 * self.row_width * len(step.chunks)
 
     def run(self, count: int, image: ByteArray, feed: ByteArray, *memory: ByteArray) -> None:
         kv, state, output = (each.view(np.int32) for each in memory)
@@ -226,16 +231,16 @@ class HashDecode(HashProgram):
         batch = model.limits.batch
         self.slot = SlotSpec(image_nbytes=self.slot.image_nbytes, output_nbytes=4 * batch, feed_nbytes=4 * batch)
 
-    def build(self, batch: DecodeBatch, image: ByteArray) -> int:
+    def build(self, step: DecodeBatch, image: ByteArray) -> int:
         rows = image.view(np.int32).reshape(-1, self.row_width)
-        for row, given in zip(rows, batch.rows, strict=False):
+        for row, given in zip(rows, step.rows, strict=False):
             row[:3] = given.row, given.position, given.token
             row[3 : 3 + len(given.blocks)] = given.blocks
-        return 4 * self.row_width * len(batch.rows)
+        return 4 * self.row_width * len(step.rows)
 
-    def feed(self, batch: DecodeBatch, previous: Any, feed: ByteArray) -> int:
-        tokens = feed[: 4 * len(batch.rows)].view(np.int32)
-        for place, row in enumerate(batch.rows):
+    def feed(self, step: DecodeBatch, previous: Any, feed: ByteArray) -> int:
+        tokens = feed[: 4 * len(step.rows)].view(np.int32)
+        for place, row in enumerate(step.rows):
             if row.token == FROM_FEED:
                 tokens[place] = self.model.latest.get(row.row, row.position)
         return tokens.nbytes

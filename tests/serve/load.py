@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import time
@@ -116,7 +117,7 @@ class Crowd:
             outcome = await stream(self._port, self._model, prompt, most, leave_after=leave)
             self.tokens += len(outcome.arrivals_s)
             times = outcome.arrivals_s
-            self.gaps_s += [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+            self.gaps_s += [later - earlier for earlier, later in itertools.pairwise(times)]
             self.first_s += [times[0] - started] if times else []
             if leave is not None and not outcome.finished and not outcome.error:
                 self.left += 1

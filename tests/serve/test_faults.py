@@ -12,11 +12,11 @@ from async_orch import open_backend
 from async_orch.logs import StepRecord
 from async_orch.testing import Fault, FaultPlan, leak_check
 from examples.qwen3.sampling import TopP
-from tests.serve.driving import NAME, Running, client, running
+from tests.serve.driving import NAME, Running, client, running, until
 from tests.serve.hash_model import FAILS, HashModel, answer, text_of
 
 SLOW_NS = 1_000_000
-SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 0}
 
 
 async def streamed(api: openai.AsyncOpenAI, prompt: str, max_tokens: int, **more: Any) -> str:
@@ -34,8 +34,7 @@ async def whole(api: openai.AsyncOpenAI, prompt: str, max_tokens: int) -> str:
 
 async def until_running(server: Running, count: int) -> None:
     """Wait until so many streams have a token."""
-    while sum(bool(s.generation.tokens) for s in server.engine.scheduler.running) < count:
-        await asyncio.sleep(0.001)
+    await until(lambda: sum(bool(s.generation.tokens) for s in server.engine.scheduler.running) >= count)
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
@@ -100,13 +99,13 @@ async def test_a_fault_of_the_device_during_load_hits_what_its_step_carried(nth:
 
 async def test_after_a_lost_device_the_server_comes_back() -> None:
     """What ran gets 503 or an error in its stream, who waited is served after the reopening, and nothing is left."""
-    plan = FaultPlan(Fault(action="lose_device", operation="launch", stream="compute", nth=8))
+    plan = FaultPlan(Fault(action="lose_device", operation="launch", stream="compute", nth=80))
     backend = open_backend("sim:instant", faults=plan)
     model = HashModel(batch=2, cost_ns=SLOW_NS)
     try:
         with leak_check():
             async with running(model, backend) as server, client(server) as api:
-                ran = [asyncio.create_task(streamed(api, f"w{i}", 40)) for i in range(2)]
+                ran = [asyncio.create_task(streamed(api, prompt, 200)) for prompt in ("leaver", "wait")]
                 await until_running(server, 2)
                 waits = asyncio.create_task(whole(api, "hello", 40))
                 for task in ran:
@@ -161,8 +160,7 @@ async def test_requests_during_a_reopening_are_told_to_come_back(monkeypatch: py
             assert (told.value.status_code, told.value.code) == (503, "device_lost")
             assert told.value.response.headers["retry-after"]
             may.set()
-            while server.engine.state != "serving":
-                await asyncio.sleep(0.001)
+            await until(lambda: server.engine.state == "serving")
             assert await whole(api, "hello", 5) == text_of(answer("hello", 5))
     finally:
         backend.close()
