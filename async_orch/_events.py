@@ -8,17 +8,24 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-__all__ = ["emit"]
+__all__ = ["emit", "enabled"]
 
 Level = Literal["debug", "info", "warning", "error"]
 
 
-def emit(level: Level, event: str, **fields: Any) -> None:
-    """Log ``event`` to the structlog logger ``async_orch``; does nothing while structlog is not configured."""
+def enabled() -> bool:
+    """Whether `emit` does anything: for events that are dear to make."""
     if "structlog" not in sys.modules:
-        return  # nobody can have configured it, and importing it takes longer than importing the engine
+        return False  # nobody can have configured it, and importing it takes longer than importing the engine
     import structlog  # noqa: PLC0415 - see above
 
-    if structlog.is_configured():
+    return structlog.is_configured()
+
+
+def emit(level: Level, event: str, **fields: Any) -> None:
+    """Log ``event`` to the structlog logger ``async_orch``; does nothing while structlog is not configured."""
+    if enabled():
+        import structlog  # noqa: PLC0415 - only once the application has imported it
+
         logger: Any = structlog.get_logger("async_orch")
         getattr(logger, level)(event, **fields)

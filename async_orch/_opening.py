@@ -21,7 +21,7 @@ from async_orch._annotate import Marker, annotate, load_marker
 from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
-from async_orch._events import emit
+from async_orch._events import emit, enabled
 from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
@@ -31,6 +31,7 @@ from async_orch._records import RecordMaker, RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
 from async_orch.exceptions import OrchError
@@ -101,15 +102,16 @@ class Opened:
         info = self.backend.info
         maker = RecordMaker(uuid.uuid4().hex, f"{info.backend}:{info.device}", info.device_clock, self.backend.clock_ns)
         maker.sees_allocations = info.alloc_visibility != "none"
-        opening = self._opening_event(maker)
-        if targets:
-            self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
-            outer.callback(self._close_writer, self.writer)
+        if targets or enabled():
+            opening = self._opening_event(maker)
+            emit("info", **opening)
+            if targets:
+                self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
+                outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
             self._device_waker = Waker(self.loop, self._device_thread_woke)
             outer.callback(self._device_waker.close)
             self.device_thread = WorkerPool("device", 1, _call, self._device_waker.wake)
-        emit("info", **opening)
 
     async def open_inner(self, loss: OrchError | None = None) -> None:
         """Streams, rings and programs; after a failure `close` or `close_inner` frees what there is.
@@ -148,6 +150,10 @@ class Opened:
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
             device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
+        counter = backend.allocation_counter()
+        if counter is not None:
+            for runtime in runtimes:
+                watch_allocations(runtime, counter, self.pipeline, device)
         device.arm()
         self.pipeline.failure = None
 

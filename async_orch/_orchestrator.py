@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -21,6 +21,7 @@ from async_orch._events import emit
 from async_orch._finish import finish
 from async_orch._handle import StepHandle, fresh_error
 from async_orch._opening import Opened
+from async_orch._process import PROCESS
 from async_orch._program import StepProgram
 from async_orch._programs import named_programs
 from async_orch._reopening import Reopened, reopen
@@ -100,7 +101,8 @@ class Orchestrator(Submitting[StepT, ResultT]):
         if self._used:
             raise OrchestratorClosed("an orchestrator is entered once; make a new one")
         self._used = True
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
+        self._thread = threading.get_ident()
         self._owner = asyncio.current_task()
         opened = Opened(asyncio.get_running_loop(), self.config, self._programs)
         await opened.open(self._backend)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from async_orch.analysis._bubbles import Bubble, longest_bubbles
 from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
+from async_orch.analysis._consistency import StepContradictions
 from async_orch.analysis._estimate import Estimate, EstimateError, StepSizes, estimate
 from async_orch.analysis._figures import FIGURES
 from async_orch.analysis._frames import StepFrame
@@ -101,6 +102,7 @@ __all__ = [
     "Source",
     "Span",
     "SpanGroup",
+    "StepContradictions",
     "StepCost",
     "StepFrame",
     "StepSizes",
