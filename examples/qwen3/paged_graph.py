@@ -27,7 +27,7 @@ from examples.qwen3.weights import place
 
 __all__ = ["RESIDENT", "DecodeGraphs", "PagedGraphs", "PrefillGraphs"]
 
-BatchT = TypeVar("BatchT", DecodeBatch, PrefillBatch)
+BatchT = TypeVar("BatchT", bound=DecodeBatch | PrefillBatch)
 
 RESIDENT = ("weights", "kv", "state")
 """The regions that stay on the device, in the order in which the device side gets them, behind those of the slot."""
