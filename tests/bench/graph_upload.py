@@ -3,9 +3,9 @@
     python -m tests.bench.graph_upload --backend host
     python -m tests.bench.graph_upload --backend opencl --rounds 30
 
-The sizes are those of hw-native-sys/simpler #1841: 40 blocks of 1,662,224 B allocated and cleared, 40 images of 132,752 B
-copied. *cold* allocates the blocks, touches them, copies and frees; *warm* copies into blocks that are there. Beside
-them: the same bytes in one copy, and what a replayed step of `examples.large` copies.
+The sizes are those of hw-native-sys/simpler #1841: 40 blocks of 1,662,224 B allocated and cleared, 40 images of
+132,752 B copied. *cold* allocates the blocks, touches them, copies and frees; *warm* copies into blocks that are there.
+Beside them: the same bytes in one copy, and what a replayed step of `examples.large` copies.
 """
 
 from __future__ import annotations
