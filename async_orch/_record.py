@@ -10,6 +10,7 @@ from typing import Any
 
 from async_orch import logs
 from async_orch._step import UNKNOWN, Step
+from async_orch._timings import copied_nbytes
 from async_orch.exceptions import StepTimeout
 
 __all__ = ["RecordMaker"]
@@ -48,7 +49,8 @@ class RecordMaker:
         One expression for all fields, since with a log every step pays for it: -1 is unknown and becomes None.
         """
         event, level = _EVENTS[step.outcome]
-        h2d_ns, sm_nbytes, copy_nbytes = step.h2d_ns, step.sm_nbytes, step.copy_nbytes
+        h2d_ns = step.h2d_ns
+        copy_nbytes, sm_nbytes = copied_nbytes(step)
         graph_ns: int | None = h2d_ns
         sm_ns: int | None = 0
         split: Any = None
