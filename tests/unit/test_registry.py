@@ -86,7 +86,7 @@ def test_a_broken_entry_point_breaks_no_other(install: Install) -> None:
     install(
         ("absent", "gone:open", "p", ModuleNotFoundError("No module named 'gone'")),
         ("crashes", "x:open", "p", SyntaxError("invalid syntax\nin two lines")),
-        ("raises", "y:open", "p", lambda target: {}["key"]),
+        ("raises", "y:open", "p", lambda target: dict[str, int]()["key"]),
         ("shouts", "z:open", "p", lambda target: (_ for _ in ()).throw(RuntimeError("first\nsecond"))),
         ("signature", "w:open", "p", lambda: None),
         ("host", "c:d", "async-orch", open_host),
