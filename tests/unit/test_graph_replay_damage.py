@@ -146,7 +146,7 @@ def test_the_device_bounds_depth_and_size_itself(monkeypatch: pytest.MonkeyPatch
     image = nested_image(5, 6)
     execute(image, memory(), make_table())
     monkeypatch.setattr("async_orch._graph_expand.MAX_EXPANDED", 1000)
-    refuse(image, r"definition 4: expands to over 1000 tasks, arguments and operands at task \d")
+    refuse(image, r"definition 3: expands to over 1000 tasks, arguments and operands at task \d")
 
 
 @pytest.mark.parametrize("placed", [False, True])
