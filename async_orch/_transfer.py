@@ -6,8 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from async_orch._ring import Lease
-from async_orch._slot import Slot, Staging
+from async_orch._slot import Slot
 from async_orch._stage import Stage
+from async_orch._staging import Staging
 from async_orch._step import ACQUIRED, BUILT, Step
 from async_orch.abc import Fence
 from async_orch.exceptions import CopyError, OrchError, PipelineFailed
