@@ -13,6 +13,7 @@ import async_orch
 import async_orch.testing  # must not need pytest
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram, available_backends
 from async_orch.abc import Stream
+from async_orch.graph import KernelTable, OpenCLDispatcher
 
 PACKAGES = ("async_orch/", "async_orch_backends/", "async_orch-")
 
@@ -44,6 +45,10 @@ def main() -> None:
     for backend in ("host", "sim:instant", "sim:a5-report"):
         if asyncio.run(run_one_step(backend)) != 0:
             sys.exit(f"the first step on {backend} has a wrong number")
+    table = KernelTable()
+    table.add("none", lambda: None, outputs=())
+    if "kernel" not in OpenCLDispatcher(table, (), "OPERATION(none) { return true; }").source:
+        sys.exit("the wheel lacks the dispatcher's OpenCL source")
     command = Path(sysconfig.get_path("scripts")) / "async-orch"
     subprocess.run([command, "--version"], check=True)
     print(f"wheel: {len(names)} files, runs a step on host and sim")

@@ -37,9 +37,15 @@ class Admission:
 
     def accept(self, step: Step) -> None:
         """Take a step in and move it as far as it goes now. From here on it settles exactly once."""
+        if not self._pipeline.express(step):
+            self.line_up(step)
+
+    def line_up(self, step: Step) -> None:
+        """`accept` for a step that has to take the queues."""
         step.accept_ns = step.submit_ns  # accepted in the same move as it was submitted
         self._take(step)
-        self._pipeline.start(step)
+        self.enqueue(step)
+        self._pipeline.pump()
 
     def _take(self, step: Step) -> None:
         pipeline = self._pipeline

@@ -179,7 +179,7 @@ class BuildStage(Stage):
         if step.build_end_ns == UNKNOWN:
             step.build_end_ns = self.pipeline.now()
         if program.slot_at_build:
-            step.prepared = result
+            step.ensure_extras().prepared = result
             if error is not None:
                 self.fail_step(step, BuildError, "prepare raised", error)
             else:

@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from async_orch._build_job import BuildJob
-from async_orch._process_pool import ProcessPool
 from async_orch._step import SETTLED, Step
 from async_orch._workers import WorkerPool
 from async_orch.exceptions import StepTimeout
 
 if TYPE_CHECKING:
     from async_orch._build import BuildStage
+    from async_orch._process_pool import ProcessPool
     from async_orch._process_wire import Hello
 
 __all__ = ["BuildWorkers"]
@@ -27,26 +27,32 @@ class BuildWorkers:
         self._stage = stage
         self._warm_threads: set[int] = set()
         self.working: dict[Step, BuildJob] = {}
-        self.pool: WorkerPool[BuildJob] | ProcessPool
+        self.threads: WorkerPool[BuildJob] | None = None
+        self.processes: ProcessPool | None = None
         if config.build_in == "process":
-            self.pool = ProcessPool(pipeline)
+            from async_orch._process_pool import ProcessPool  # noqa: PLC0415 - not to be had on every system
+
+            self.pool: WorkerPool[BuildJob] | ProcessPool = ProcessPool(pipeline)
+            self.processes = self.pool
         else:
             self.pool = WorkerPool("build", config.build_workers, self._work, pipeline.waker.wake)
+            self.threads = self.pool
 
     async def open(self, programs: Hello | None) -> None:
         """Wait until every worker process has made its programs; threads are there already."""
-        if isinstance(self.pool, ProcessPool) and programs is not None:
-            await self.pool.open(programs)
+        if self.processes is not None and programs is not None:
+            await self.processes.open(programs)
 
     async def close(self, timeout_s: float) -> int:
         """End the workers, within about ``timeout_s``; gives the number that could not be. Idempotent."""
-        pool = self.pool
-        if isinstance(pool, ProcessPool):
-            abandoned = await pool.close(timeout_s)
-            self.take_finished()  # nobody writes to the memory of their jobs any more
-            return abandoned
-        pool.stop()
-        return pool.join(timeout_s)
+        if self.threads is not None:
+            self.threads.stop()
+            return self.threads.join(timeout_s)
+        if self.processes is None:
+            return 0
+        abandoned = await self.processes.close(timeout_s)
+        self.take_finished()  # nobody writes to the memory of their jobs any more
+        return abandoned
 
     # -- one build -----------------------------------------------------------------------------------------
 
@@ -147,15 +153,15 @@ class BuildWorkers:
         A process is killed; its buffer is used again once that has happened. A thread cannot be killed: its buffer is
         out of use for good, and a new buffer and a new thread take their places.
         """
-        job, pool = self.working.get(step), self.pool
+        job, threads = self.working.get(step), self.threads
         if job is None:
             return
-        if isinstance(pool, ProcessPool):
-            pool.kill(job)
+        if self.processes is not None:
+            self.processes.kill(job)
             return
         del self.working[step]
         job.abandoned = True
         step.staging = None
         step.slot = None
-        if self._pipeline.quarantine.take(job.lease, job.slot):
-            pool.replace_thread()
+        if self._pipeline.quarantine.take(job.lease, job.slot) and threads is not None:
+            threads.replace_thread()

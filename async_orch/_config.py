@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ BuildIn = Literal["inline", "thread", "process"]
 HookIn = Literal["inline", "thread"]
 Policy = Literal["fail_step", "discard_dependents", "fail_pipeline"]
 Grow = Literal["never", "high_water"]
+Annotate = Literal["nvtx", "mstx"]
 StepLog = Any
 """A path, a structlog logger, a callable that takes each record, or None."""
 
@@ -53,10 +53,11 @@ class OrchestratorOptions(TypedDict, total=False):
     max_quarantined: int
     strict_alloc: bool
     step_log: StepLog
-    observers: Sequence[Callable[[Any], None]]
+    observers: Sequence[Callable[[Any], object]]
     drain_timeout_s: float
     fence_timeout_s: float
     blocked_warning_s: float
+    annotate: Annotate | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,9 @@ class OrchestratorConfig:
         past it the device counts as lost.
     blocked_warning_s:
         An inline hook that holds the loop longer logs one ``loop.blocked`` warning.
+    annotate:
+        ``"nvtx"`` or ``"mstx"``: a range for each stage of each step on the timeline of Nsight Systems or MindStudio,
+        with the step's id. Steps then take the stages' queues, so it costs time; None costs nothing.
     """
 
     slots: int = 3
@@ -125,10 +129,11 @@ class OrchestratorConfig:
     max_quarantined: int = 2
     strict_alloc: bool = True
     step_log: StepLog = None
-    observers: Sequence[Callable[[Any], None]] = ()
+    observers: Sequence[Callable[[Any], object]] = ()
     drain_timeout_s: float = 30.0
     fence_timeout_s: float = 60.0
     blocked_warning_s: float = 0.002
+    annotate: Annotate | None = None
 
     def __post_init__(self) -> None:
         for name in ("slots", "queue_depth", "build_workers"):
@@ -147,6 +152,10 @@ class OrchestratorConfig:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(get_args(kind))}")
+        if self.annotate is not None and self.annotate not in get_args(Annotate):
+            raise ConfigurationError(
+                f"annotate={self.annotate!r} must be None or one of {', '.join(get_args(Annotate))}"
+            )
         for name in ("drain_timeout_s", "fence_timeout_s", "blocked_warning_s"):
             check_seconds(name, getattr(self, name))
         if isinstance(self.max_quarantined, bool) or not isinstance(self.max_quarantined, int):
@@ -220,6 +229,8 @@ def resolve_config(
     names = [field.name for field in fields(OrchestratorConfig)]
     for name in options:
         if name not in names:
+            import difflib  # noqa: PLC0415 - slow to import, and needed for a slip only
+
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
             raise TypeError(f"Orchestrator has no option {name!r}{hint}")

@@ -1,165 +1,219 @@
-"""The express way: a step that nothing stands in the way of, from acceptance to the device in one function.
+"""The express way: a step that nothing stands in the way of, from `submit` to the device in one function.
 
 It does what the five stages do, in their order, without the queues between them and without the calls that a step
 only needs when it has to wait, to grow, to be retried or to fail. Whatever goes wrong is handed to the stage that
-owns it, in the state that this stage would have left. `Pipeline.start` decides which steps may come here; a step
-that cannot go further (its fence is not done) ends in retire's queue like any other.
+owns it, in the state that this stage would have left. A step that cannot go further (its fence is not done) ends in
+retire's queue like any other.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from async_orch._collect import escaped
 from async_orch._escape import escapes
 from async_orch._ring import Lease
 from async_orch._slot import Slot
-from async_orch._step import ACQUIRED, BUILDING, BUILT, LAUNCHED, LAUNCHING, RETIRING, SETTLED, Step
+from async_orch._step import ACQUIRED, BUILDING, LAUNCHED, LAUNCHING, RETIRING, SETTLED, Step
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
 
-__all__ = ["ExpressWay"]
+__all__ = ["express_way"]
 
 
-class ExpressWay:
-    """Binds what the function needs of the pipeline, so that a step costs no look-ups."""
+def possible(pipeline: Pipeline) -> bool:
+    """Whether any step can take this way: those that need a thread or a size class take the queues."""
+    memory, config = pipeline.memory, pipeline.config
+    return (
+        len(memory.classes) == 1
+        and config.annotate is None
+        and config.build_in == config.launch_in == config.collect_in == "inline"
+        and not any(runtime.slot_at_build for runtime in memory.runtimes)
+    )
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        memory, config = pipeline.memory, pipeline.config
-        self._pipeline = pipeline
-        self._slots = memory.classes[0].ring
-        self._staging = memory.staging
-        self._slot_class = memory.classes[0]
-        self._naive = memory.naive
-        # Steps that need a thread or a size class take the queues; the modes differ in nothing here.
-        self.open = (
-            len(memory.classes) == 1
-            and config.build_in == config.launch_in == config.collect_in == "inline"
-            and not any(runtime.slot_at_build for runtime in memory.runtimes)
-        )
 
-    def clear(self, step: Step) -> bool:
-        """Whether the step may take this way now."""
-        pipeline = self._pipeline
-        return (
-            self.open
-            and step.extras is None
-            and not pipeline.pumping
-            and not pipeline.build.queue
-            and not pipeline.acquire.queue
-            and not pipeline.h2d.queue
-            and not pipeline.launch.queue
-            and not pipeline.barriers.standing
-            and not (pipeline.serial and pipeline.occupied())
-            and self._slots.has_free()
-            and (not step.program.image_nbytes or self._staging.has_free())
-        )
+def express_way(pipeline: Pipeline) -> Callable[[Step], bool]:
+    """A function that accepts a fresh step and moves it to the device; False, and nothing done, if it cannot now.
 
-    def run(self, step: Step) -> None:
-        """Build, acquire, copy and launch; retire too if the device is done at once."""
-        pipeline, program = self._pipeline, step.program
-        now, staging_ring, slot_ring = pipeline.now, self._staging, self._slots
-        lease: Lease[Any] | None = None
-        view: Any = None
+    A closure, so that a step costs no look-ups of what never changes.
+    """
+    if not possible(pipeline):
+        return lambda step: False
+    travel = _route(pipeline)
+    admission, barriers, counts, live = pipeline.admission, pipeline.barriers, pipeline.counts, pipeline.live
+    to_build, to_acquire = pipeline.build.queue, pipeline.acquire.queue
+    to_copy, to_launch, to_retire = pipeline.h2d.queue, pipeline.launch.queue, pipeline.retire.queue
+    conditions = pipeline.conditions
+    named, standing, limit, serial = admission.named, barriers.standing, pipeline.config.inflight_limit, pipeline.serial
+    slots, staging = pipeline.memory.classes[0].ring.free_indices, pipeline.staging.free_indices
+
+    def accept(step: Step) -> bool:
+        if (
+            not slots
+            or len(live) >= limit
+            or pipeline.pumping
+            or to_build
+            or to_acquire
+            or to_copy
+            or to_launch
+            or standing
+            or admission.waiting
+            or step.extras is not None
+            or (not staging and step.program.image_nbytes)
+            or (serial and pipeline.occupied())
+        ):
+            return False
+        step.accept_ns = step.submit_ns  # accepted in the same move as it was submitted
+        seq = step.seq = counts.accepted
+        counts.accepted = seq + 1
+        live[seq] = step
+        if step.step_id is None:
+            step.step_id = seq
+        else:
+            named[step.step_id] = step
+        step.in_flight = len(live)
+        pipeline.pumping = True
+        try:
+            travel(step)
+        except BaseException as exc:
+            pipeline.broken(exc)
+            raise
+        finally:
+            pipeline.pumping = False
+        if to_retire or pipeline.again or conditions:
+            pipeline.pump()
+        return True
+
+    return accept
+
+
+def _route(pipeline: Pipeline) -> Callable[[Step], None]:
+    """The function that builds, acquires, copies and launches a step, and retires it if the device is done at once."""
+    now, blocked_ns, counts, live = pipeline.now, pipeline.blocked_ns, pipeline.counts, pipeline.live
+    named = pipeline.admission.named
+    staging_ring, slot_class = pipeline.staging, pipeline.memory.classes[0]
+    slot_ring, naive = slot_class.ring, pipeline.memory.naive
+    staging_items, slot_items, generations = staging_ring.items, slot_ring.items, slot_ring.generations
+    build, acquire, h2d = pipeline.build, pipeline.acquire, pipeline.h2d
+    launch, retire, settling = pipeline.launch, pipeline.retire, pipeline.settling
+    copying, to_retire = h2d.copying, retire.queue
+    copy_stream, compute_stream = pipeline.copy_stream, pipeline.compute_stream
+    take_staging, take_slot = staging_ring.take, slot_ring.take
+    sink, collected = pipeline.sink, retire.collected
+
+    def travel(step: Step) -> None:
+        program, payload = step.program, step.payload
 
         # build
+        staged = -1
+        view: Any = None
         if program.image_nbytes:
-            index = staging_ring.take()
-            lease = step.staging = Lease(staging_ring, index, staging_ring.generations[index])
-            view = staging_ring.items[index].views[program.index]
+            staged = take_staging()
+            view = staging_items[staged].views[program.index]
         step.state = BUILDING
         start_ns = step.build_start_ns = step.accept_ns
         result: Any = None
+        failure: BaseException | None = None
         if program.has_build:
             try:
-                result = program.build(step.payload, view)
+                result = program.build(payload, view)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 pipeline.hook_raised(exc)
-                pipeline.build.built(step, None, exc)
-                return
+                failure = exc
         built_ns = now()
-        if built_ns - start_ns > pipeline.blocked_ns:
-            pipeline.build.warn_blocked("build", step, built_ns - start_ns)
-        if result is None and step.state == BUILDING:
-            step.build_end_ns = step.acquire_start_ns = built_ns
-            nbytes = step.copy_nbytes = program.image_nbytes
-        else:
-            pipeline.build.built(step, result, None)
-            if step.state != BUILT:
+        if built_ns - start_ns > blocked_ns and failure is None:
+            build.warn_blocked("build", step, built_ns - start_ns)
+        nbytes = program.image_nbytes
+        if result is not None or failure is not None or step.state != BUILDING:
+            lease = None if staged < 0 else Lease(staging_ring, staged, staging_ring.generations[staged])
+            if step.state == SETTLED:
+                # The hook cancelled its own step.
+                if lease is not None:
+                    lease.release()
                 return
+            step.staging = lease
+            build.built(step, result, failure)
+            if step.state == SETTLED:
+                return
+            step.staging = None
             nbytes = step.copy_nbytes
+        step.copy_nbytes = nbytes
+        step.build_end_ns = step.acquire_start_ns = built_ns
 
         # acquire
-        index = step.slot_index = slot_ring.take()
-        generation = step.generation = slot_ring.generations[index]
+        index = step.slot_index = take_slot()
+        generation = step.generation = generations[index]
         slot = step.slot = Slot(slot_ring, index, generation)
         step.state = ACQUIRED
         step.acquire_ns = step.h2d_start_ns = built_ns
-        memory = slot_ring.items[index]
-        if self._naive and not pipeline.acquire.prepare(step, self._slot_class, slot):
-            return
-
-        # h2d
-        if lease is not None:
-            stream = pipeline.copy_stream
-            try:
-                step.copy_start = stream.begin()
-                if nbytes and memory.image is not None:
-                    stream.copy(memory.image, staging_ring.items[lease.index].buffer, nbytes)
-                fence = step.copy_end = stream.record()
-            except OrchError as exc:
-                pipeline.h2d.copy_failed(step, exc)
+        memory = slot_items[index]
+        if naive:
+            if staged >= 0:
+                step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
+            if not acquire.prepare(step, slot_class, slot):
                 return
             step.staging = None
-            copying = pipeline.h2d.copying
-            if not copying and fence.query():
-                self._staging.release(lease)
+
+        # h2d
+        copied = None
+        if staged >= 0:
+            try:
+                step.copy_start = copy_stream.begin()
+                if nbytes and memory.image is not None:
+                    copy_stream.copy(memory.image, staging_items[staged].buffer, nbytes)
+                copied = step.copy_end = copy_stream.record()
+            except OrchError as exc:
+                step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
+                h2d.copy_failed(step, exc)
+                return
+            if not copying and copied.query():
+                staging_ring.give_back(staged)
             else:
-                copying.append((fence, lease))
+                copying.append((copied, Lease(staging_ring, staged, staging_ring.generations[staged])))
 
         # launch
         if program.fixed_image is not None:
             slot.fixed_image = program.fixed_image
-            if pipeline.launch.launch(step):
-                pipeline.retire.queue.append(step)
+            if launch.launch(step):
+                to_retire.append(step)
             return
         step.state = LAUNCHING
         pipeline.on_device = step.on_device = pipeline.on_device + 1
-        step.launch_start_ns = now()
-        stream = pipeline.compute_stream
+        launch_ns = step.launch_start_ns = now()
         try:
-            step.device_start = stream.begin(step.copy_end)
-            used = program.launch(step.payload, slot, stream)
-            fence = step.device_end = step.output_done = stream.record()
-            capacity = program.output_nbytes
-            nbytes = capacity if used is None else operator.index(used)
-            if not 0 <= nbytes <= capacity:
-                raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
+            step.device_start = compute_stream.begin(copied)
+            used = program.launch(payload, slot, compute_stream)
+            fence = step.device_end = step.output_done = compute_stream.record()
+            nbytes = program.output_nbytes
+            if used is not None:
+                nbytes = operator.index(used)
+                if not 0 <= nbytes <= program.output_nbytes:
+                    raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {program.output_nbytes}")
             step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
-                stream.copy(memory.output_host, memory.output, nbytes)
-                fence = step.output_done = stream.record()
+                compute_stream.copy(memory.output_host, memory.output, nbytes)
+                fence = step.output_done = compute_stream.record()
         except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             pipeline.hook_raised(exc)
-            pipeline.launch.enqueue_failed(step, exc)
+            launch.enqueue_failed(step, exc)
             return
         launched_ns = step.launch_end_ns = now()
         if not program.launched:
             program.launched = True
             step.cold_reason = "first_launch"
-        if launched_ns - step.launch_start_ns > pipeline.blocked_ns:
-            pipeline.launch.warn_blocked("launch", step, launched_ns - step.launch_start_ns)
-        retire = pipeline.retire
+        if launched_ns - launch_ns > blocked_ns:
+            launch.warn_blocked("launch", step, launched_ns - launch_ns)
         if step.state == SETTLED:
             # The hook cancelled its own step: retire waits for its fence like for any other.
-            retire.queue.append(step)
+            to_retire.append(step)
             return
         step.state = LAUNCHED
-        if retire.queue or not fence.query() or fence.error is not None:
-            retire.queue.append(step)
+        if to_retire or not fence.query() or fence.error is not None:
+            to_retire.append(step)
             return
 
         # retire
@@ -172,19 +226,39 @@ class ExpressWay:
             if output_view is None or output_view.nbytes != nbytes:
                 output_view = retire.view(step)
             try:
-                output = program.collect(step.payload, output_view)
+                output = program.collect(payload, output_view)
                 if output is not None and escapes(output, output_view):
                     raise escaped(program)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 pipeline.hook_raised(exc)
-                retire.collected(step, None, exc)
+                collected(step, None, exc)
                 return
         if slot.holds or step.state == SETTLED:
-            retire.collected(step, output, None)
+            collected(step, output, None)
             return
         step.copy_end = step.device_end = step.output_done = step.slot = None
-        slot_ring.release(slot)
+        slot_ring.give_back(index)
         step.output = output
         step.collected = True
-        step.retire_end_ns = now()
-        pipeline.settling.settle(step, "completed")
+        ended_ns = step.retire_end_ns = step.settled_ns = now()
+        if ended_ns - launched_ns > blocked_ns:
+            retire.warn_blocked("collect", step, ended_ns - launched_ns)
+
+        # settle
+        if step.extras is not None or step.waiters is not None or step.dependents is not None:
+            # A hook has tied others to its own step.
+            settling.settle(step, "completed")
+            return
+        if named and named.get(step.step_id) is step:
+            del named[step.step_id]
+        pipeline.on_device -= 1
+        step.state = SETTLED
+        step.outcome = "completed"
+        step.recorded = True
+        step.payload = None
+        del live[step.seq]
+        counts.completed += 1
+        if sink is not None:
+            sink(step)
+
+    return travel

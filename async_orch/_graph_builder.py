@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from async_orch._graph_format import ARG, HEADER_NBYTES, TASK, Bytes, aligned, require_bytes
+from async_orch._graph_definition import Definition, DefinitionSet
+from async_orch._graph_format import (
+    ARG,
+    HEADER_NBYTES,
+    MAGIC,
+    TASK,
+    TASK_GRAPH,
+    Bytes,
+    aligned,
+    require_bytes,
+)
 from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import STEP_HANDLES, Number, Operand, OperandRows, tensor_type
-from async_orch._graph_write import Collected, Declared, region_records, write_image
+from async_orch._graph_record import Recorder, in_order
+from async_orch._graph_refuse import refuse_binding, refuse_output, refuse_overflow
+from async_orch._graph_write import Collected, Declared, write_image
 from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["GraphBuilder"]
@@ -35,10 +47,15 @@ class GraphBuilder:
     max_tasks, max_fanin, max_args, max_operands:
         Most tasks, dependencies, arguments, and distinct tensors and scalars of one graph. The image is sized by
         what is used, not by these; the defaults of the last three are 4, 8 and 2 times ``max_tasks``.
+    max_definitions:
+        Most different Definitions that `record` keeps; they stay for the life of the builder.
     infer:
         Derive dependencies (read after write, write after write, write after read) from the bytes that tasks read
         and write. Every kernel used must then declare its ``outputs``. The derivation is kept and used again while
         the structure of the graph stays the same.
+    scratch:
+        With ``infer``, names of regions whose contents are undefined when the graph starts. `finish` refuses a read of
+        bytes there that no earlier task wrote. Tensors that a kernel writes count as written as a whole.
 
     Between `reset` and `finish` the builder owns the image. It is not thread-safe.
     """
@@ -53,7 +70,9 @@ class GraphBuilder:
         max_fanin: int | None = None,
         max_args: int | None = None,
         max_operands: int | None = None,
+        max_definitions: int = 64,
         infer: bool = False,
+        scratch: Collection[str] = (),
     ) -> None:
         if max_tasks < 1:
             raise GraphError(f"max_tasks is {max_tasks}; it must be at least 1")
@@ -62,12 +81,16 @@ class GraphBuilder:
         self._max_tasks = max_tasks
         self._max_fanin = 4 * max_tasks if max_fanin is None else max_fanin
         self._max_args = 8 * max_tasks if max_args is None else max_args
-        self._declared = Declared(table, region_records(regions), infer)
+        self._infer = infer
+        self._definitions = DefinitionSet(max_definitions)
+        self._declared = Declared(table, regions, self._definitions, infer=infer, scratch=frozenset(scratch))
         self._operands = OperandRows(regions, 2 * max_tasks if max_operands is None else max_operands)
         self._n_tasks = 0
         self._tasks: list[int] = []  # six fields a task, as in the image
         self._args: list[int] = []
         self._fanin: list[int] = []
+        self._replayed: set[int] = set()
+        self._n_expanded = 0
         self._user_end = HEADER_NBYTES
         self._image: Bytes = np.zeros(0, np.uint8)
         self._capacity = 0
@@ -83,6 +106,8 @@ class GraphBuilder:
         self._tasks.clear()
         self._args.clear()
         self._fanin.clear()
+        self._replayed.clear()
+        self._n_expanded = 0
         self._user_end = HEADER_NBYTES
 
     def tensor(self, region: str, offset: int, shape: Sequence[int], dtype: DTypeLike) -> Operand:
@@ -126,19 +151,131 @@ class GraphBuilder:
         n_args = len(args)
         if n_args != arity >= 0:
             raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {arity}")
-        operands = cast("tuple[Operand, ...]", args)
+        operands = cast("Sequence[Operand]", args)
         for arg in args:
             if arg.__class__ is not Operand:
-                operands = self._with_scalars(kernel, args)
+                operands = self._operands.handles(args, f"task {task_id} ({kernel})")
                 break
         if outputs:
             for position in outputs:
                 if position >= n_args or operands[position] >= STEP_HANDLES:
-                    self._refuse_output(kernel, position, n_args)
+                    refuse_output(task_id, kernel, position, n_args)
+        return self._append(0, kernel_id, kernel, operands, after)
+
+    def record(self, name: str, function: Callable[[Recorder], object], *, key: Hashable = None) -> Definition:
+        """Record a piece of graph that `replay` then adds any number of times, in any step.
+
+        Calls ``function(recorder)``, which declares parameters and adds tasks; see `Recorder`. A Definition is kept
+        for the life of the builder: recording the same structure again under the same name gives the same one, a
+        changed structure a new one. With a `key`, the Definition of an earlier call with the same name and key is
+        given without calling `function`.
+
+        Raises what `function` does, `GraphError` for a wrong call in it, and `GraphOverflow` if there are
+        ``max_definitions`` already. A step in the making is not touched.
+        """
+        known = self._definitions.with_key(name, key)
+        if known is not None:
+            return known
+        recorder = Recorder(
+            name, self._table, self._declared.regions, self._operands, self._definitions, infer=self._infer
+        )
+        function(recorder)
+        return self._definitions.add(recorder.end(), key)
+
+    def place_definitions(self) -> Bytes:
+        """All Definitions recorded so far, as the bytes to upload once to resident memory on the device.
+
+        Images finished from now on name them there, at offsets in that memory, which the device side gets as
+        ``definitions=``. Those recorded later travel in each image that uses them, until this is called again: then
+        the bytes are more, those before in their old places. Upload them before the next such image runs (in
+        `StepProgram.open`, or in a barrier).
+        """
+        return self._definitions.place()
+
+    def replay(
+        self,
+        definition: Definition,
+        bindings: Mapping[str, Operand | Number] | Sequence[Operand | Number],
+        *,
+        after: int | Sequence[int] = (),
+    ) -> int:
+        """Add one GRAPH task, which runs the Definition's tasks on the tensors and numbers bound; gives its id.
+
+        `bindings` are handles and numbers by parameter name, or in the order of the parameters. The Definition's
+        tasks start after the tasks in `after` and those found by ``infer``, and what comes after this task comes
+        after all of them. With ``infer``, arguments may share memory only where the Definition does not write.
+
+        Raises `GraphError` naming task and argument for a binding whose kind, dtype, shape or region differs from the
+        parameter's, that is missing or unknown, in host memory or another builder's, or that would let a kernel write
+        an input or scalar of the step; `GraphOverflow` as `task`. The task is then not added.
+        """
+        task_id = self._n_tasks
+        if definition.owner is not self._definitions:
+            raise GraphError(f"task {task_id} ({definition.name}): the Definition is another builder's; record it here")
+        names = definition.names
+        try:
+            given = [bindings[name] for name in names] if isinstance(bindings, Mapping) else bindings
+        except KeyError:
+            given = ()
+        if len(given) != len(names) or len(bindings) != len(names):
+            in_order(definition, bindings, f"task {task_id} ({definition.name})")
+        bound = cast("Sequence[Operand]", given)
+        for operand in given:
+            if operand.__class__ is not Operand:
+                bound = self._operands.handles(given, f"task {task_id} ({definition.name})", names)
+                break
+        known = self._operands.signatures
+        if tuple([known.get(operand) for operand in bound]) != definition.signature:
+            refuse_binding(task_id, definition, bound, self._operands)
+        for position in definition.outputs:
+            if bound[position] >= STEP_HANDLES:
+                refuse_binding(task_id, definition, bound, self._operands)
+        for position, region in definition.regions:
+            if self._operands.region_of(bound[position]) != region:
+                refuse_binding(task_id, definition, bound, self._operands)
+        self._append(TASK_GRAPH, definition.number, definition.name, bound, after)
+        self._n_expanded += definition.n_records
+        self._replayed.add(definition.number)
+        return task_id
+
+    def finish(self) -> int:
+        """Write the graph behind the inputs and the header in front of them; gives the image's bytes used.
+
+        Raises `GraphOverflow` if the image or ``max_fanin`` (with ``infer``) is too small, `GraphError` for a handle
+        of an earlier step, for a kernel that would write a scalar or the image, and with ``infer`` for a read of
+        ``scratch`` bytes that nobody wrote and for arguments of a replay that overlap.
+        """
+        return write_image(
+            self._image,
+            MAGIC,
+            self._declared,
+            self._operands,
+            Collected(
+                self._tasks,
+                self._args,
+                self._fanin,
+                self._replayed,
+                self._n_expanded,
+                self._user_end,
+                self._max_fanin,
+            ),
+        )
+
+    @property
+    def n_tasks(self) -> int:
+        """Tasks added since `reset`."""
+        return self._n_tasks
+
+    def _append(
+        self, kind: int, number: int, name: str, operands: Sequence[Operand], after: int | Sequence[int]
+    ) -> int:
+        """Add a task whose arguments are in order; refuses wrong producers, and what does not fit."""
+        task_id = self._n_tasks
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
         for producer in producers:
             if not 0 <= producer < task_id:
-                raise GraphError(f"task {task_id} ({kernel}): after={producer} is not an earlier task's id")
+                raise GraphError(f"task {task_id} ({name}): after={producer} is not an earlier task's id")
+        n_args = len(operands)
         n_fanin = len(producers)
         pool = self._args
         fanin = self._fanin
@@ -152,31 +289,18 @@ class GraphBuilder:
             or fanin_end > self._max_fanin
             or self._user_end + _TASK_NBYTES * (task_id + 1) + _INT_NBYTES * (arg_end + fanin_end) > self._capacity
         ):
-            self._refuse_overflow(n_args, n_fanin)
-        self._tasks += (0, kernel_id, fanin_start, n_fanin, arg_start, n_args)
+            pools = (
+                ("tasks", task_id, self._max_tasks, 1),
+                ("args", arg_start, self._max_args, n_args),
+                ("fanin", fanin_start, self._max_fanin, n_fanin),
+            )
+            refuse_overflow(task_id, pools, self._user_end, self._capacity)
+        self._tasks += (kind, number, fanin_start, n_fanin, arg_start, n_args)
         pool += operands
         if n_fanin:
             fanin += producers
         self._n_tasks = task_id + 1
         return task_id
-
-    def finish(self) -> int:
-        """Write the graph behind the inputs and the header in front of them; gives the image's bytes used.
-
-        Raises `GraphOverflow` if the image or ``max_fanin`` (with ``infer``) is too small, `GraphError` for a handle
-        of an earlier step and for a kernel that would write a scalar or the image.
-        """
-        return write_image(
-            self._image,
-            self._declared,
-            self._operands,
-            Collected(self._tasks, self._args, self._fanin, self._user_end, self._max_fanin),
-        )
-
-    @property
-    def n_tasks(self) -> int:
-        """Tasks added since `reset`."""
-        return self._n_tasks
 
     def _reserve(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Operand, NDArray[Any]]:
         element = dtype if dtype.isnative else dtype.newbyteorder("<")
@@ -192,48 +316,3 @@ class GraphBuilder:
             self._image[self._user_end : start] = 0  # so that equal graphs give equal bytes
         self._user_end = start + nbytes
         return operand, np.ndarray(dims, element, self._image, start)
-
-    def _with_scalars(self, kernel: str, args: tuple[Operand | Number, ...]) -> tuple[Operand, ...]:
-        known = self._operands.scalars
-        try:
-            return tuple([arg if isinstance(arg, Operand) else known[arg.__class__, arg] for arg in args])
-        except (KeyError, TypeError):  # a number that is new in this step, or no number
-            operands: list[Operand] = []
-        for position, arg in enumerate(args):
-            if isinstance(arg, Operand):
-                operands.append(arg)
-                continue
-            try:
-                operands.append(self.scalar(arg))
-            except GraphOverflow:
-                raise
-            except (GraphError, TypeError) as error:  # TypeError: not hashable, so not a number either
-                raise GraphError(f"task {self._n_tasks} ({kernel}), argument {position}: {error}") from None
-        return tuple(operands)
-
-    def _refuse_output(self, kernel: str, position: int, n_args: int) -> NoReturn:
-        if position >= n_args:
-            why = f"the kernel writes it, but only {n_args} arguments are given"
-        else:
-            why = "the kernel writes it, but it is a scalar or an input in the image, which kernels may only read"
-        raise GraphError(f"task {self._n_tasks} ({kernel}), argument {position}: {why}")
-
-    def _refuse_overflow(self, n_args: int, n_fanin: int) -> NoReturn:
-        """Say which resource a task that was not added would exhaust."""
-        n_tasks = self._n_tasks
-        for resource, used, available, requested in (
-            ("tasks", n_tasks, self._max_tasks, 1),
-            ("args", len(self._args), self._max_args, n_args),
-            ("fanin", len(self._fanin), self._max_fanin, n_fanin),
-        ):
-            if used + requested > available:
-                raise GraphOverflow(
-                    f"{resource}: {used} used, {available} available, {requested} more requested by task {n_tasks}; "
-                    f"raise max_{resource}"
-                )
-        used = self._user_end + _TASK_NBYTES * n_tasks + _INT_NBYTES * (len(self._args) + len(self._fanin))
-        raise GraphOverflow(
-            f"image bytes: {used} used, {self._image.size} available, "
-            f"{_TASK_NBYTES + _INT_NBYTES * (n_args + n_fanin)} more requested by task {n_tasks}; "
-            "enlarge the slot's image"
-        )

@@ -14,18 +14,19 @@ from async_orch._graph_format import (
     DTYPES,
     IMAGE_REGION,
     KIND_FLOAT,
+    KIND_PARAMETER,
     KIND_TENSOR,
     MAX_NBYTES,
     MAX_NDIM,
+    TASK_GRAPH,
     Bytes,
-    Section,
     require_bytes,
 )
 from async_orch._graph_header import Pools
-from async_orch._graph_kernels import ALL_WRITABLE, KernelTable, output_flags
+from async_orch._graph_kernels import KernelTable
 from async_orch.exceptions import ImageCorrupt
 
-__all__ = ["CheckedGraph", "RegionMemory", "check_graph", "region_memory"]
+__all__ = ["CheckedPools", "RegionMemory", "check_parameters", "check_pools", "region_memory"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -36,18 +37,24 @@ _ITEM_NBYTES = np.array([dtype.itemsize for dtype in DTYPES], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedGraph:
-    """A graph whose every index is known to be good for region memories of the sizes it was checked with.
+class CheckedPools:
+    """Pools of an image or a Definition whose every index is known to be good, bindings of replays apart.
 
-    `order` is ``None`` where the tasks may run as listed. `writable` says for each argument whether its view may be
-    written.
+    `targets` are kernels, or Definitions where `replays` says so; `order` is ``None`` where the tasks may run as
+    listed. `parameters` is empty in an image.
     """
 
-    kernels: Ints
+    what: str
+    replays: Flags
+    targets: Ints
+    arg_starts: Ints
     arg_counts: Ints
     args: Ints
-    writable: Flags
+    fanin_starts: Ints
+    fanin_counts: Ints
+    fanin: Ints
     operands: NDArray[np.void]
+    parameters: NDArray[np.void]
     order: list[int] | None
 
 
@@ -75,96 +82,156 @@ def region_memory(image: Bytes, pools: Pools, regions: RegionMemory) -> list[Byt
     return memory
 
 
-def check_graph(pools: Pools, memory: list[Bytes], table: KernelTable) -> CheckedGraph:
-    """Check every entry of the pools; `ImageCorrupt` names the field, its value and its bound."""
+def check_pools(
+    pools: Pools,
+    bounds: tuple[Ints, Ints],
+    table: KernelTable,
+    n_definitions: int,
+    parameters: NDArray[np.void] | None = None,
+) -> CheckedPools:
+    """Check every entry of the pools; `ImageCorrupt` names the field, its value and its bound.
+
+    `bounds` are the first byte of each region that a tensor may lie in, and the byte behind the last; `parameters`
+    are a Definition's, which its operands may refer to.
+    """
+    what = pools.what
     expected = table.fingerprint
     if pools.table != expected:
         raise ImageCorrupt(
-            f"image header: kernel table is {pools.table:#018x}, the device's is {expected:#018x}; register the same "
+            f"{what} header: kernel table is {pools.table:#018x}, the device's is {expected:#018x}; register the same "
             "kernels in the same order on both sides"
         )
     tasks = pools.tasks
     fanin = pools.fanin.astype(np.int64)
     args = pools.args.astype(np.int64)
     operands = pools.operands
-    kernels = tasks["kernel"].astype(np.int64)
+    targets = tasks["kernel"].astype(np.int64)
     arg_counts = tasks["arg_count"].astype(np.int64)
     fanin_counts = tasks["fanin_count"].astype(np.int64)
+    kinds = tasks["kind"]
+    replays: Flags = kinds == TASK_GRAPH
 
-    _refuse_if("tasks.kind", tasks["kind"] != 0, tasks["kind"], "must be 0 (a kernel call)")
-    _refuse_if("tasks.flags", tasks["flags"] != 0, tasks["flags"], "must be 0")
-    _refuse_if("tasks.kernel", kernels >= len(table), kernels, f"must be below {len(table)}, the kernels known")
-    _check_packed("fanin", tasks["fanin_start"].astype(np.int64), fanin_counts, fanin.size)
-    _check_packed("arg", tasks["arg_start"].astype(np.int64), arg_counts, args.size)
-    arities, masks, _ = table.summary()
-    wanted = arities[kernels]
-    _refuse_if("tasks.arg_count", (wanted >= 0) & (wanted != arg_counts), arg_counts, "differs from the kernel's")
-    _refuse_if("args", (args < 0) | (args >= operands.size), args, f"must lie in 0 to {operands.size - 1}")
-    _check_operands(operands, memory, pools.sections[0])
+    bound = "must be 0 (a kernel call)" + (f" or {TASK_GRAPH} (a replay)" if n_definitions else "")
+    refuse_if(what, "tasks.kind", kinds > (TASK_GRAPH if n_definitions else 0), kinds, bound)
+    refuse_if(what, "tasks.flags", tasks["flags"] != 0, tasks["flags"], "must be 0")
+    bad = ~replays & (targets >= len(table))
+    refuse_if(what, "tasks.kernel", bad, targets, f"must be below {len(table)}, the kernels known")
+    bad = replays & (targets >= n_definitions)
+    refuse_if(what, "tasks.kernel", bad, targets, f"must be below {n_definitions}, the Definitions named")
+    fanin_starts, arg_starts = tasks["fanin_start"].astype(np.int64), tasks["arg_start"].astype(np.int64)
+    _check_packed(what, "fanin", fanin_starts, fanin_counts, fanin.size)
+    _check_packed(what, "arg", arg_starts, arg_counts, args.size)
+    if len(table):
+        wanted = np.where(replays, -1, table.summary()[0][np.where(replays, 0, targets)])
+        bad = (wanted >= 0) & (wanted != arg_counts)
+        refuse_if(what, "tasks.arg_count", bad, arg_counts, "differs from the kernel's")
+    refuse_if(what, "args", (args < 0) | (args >= operands.size), args, f"must lie in 0 to {operands.size - 1}")
+    formals = operands[:0] if parameters is None else parameters
+    _check_operands(what, operands, bounds, formals, KIND_FLOAT if parameters is None else KIND_PARAMETER)
+    order = _order(what, fanin_counts, fanin)
+    return CheckedPools(
+        what,
+        replays,
+        targets,
+        arg_starts,
+        arg_counts,
+        args,
+        fanin_starts,
+        fanin_counts,
+        fanin,
+        operands,
+        formals,
+        order,
+    )
 
-    masks = masks[kernels]
-    writable = output_flags(masks, arg_counts, args.size)
-    refused = writable & ((operands["kind"] != KIND_TENSOR) | (operands["region"] == 0))[args]
-    declared = np.repeat(masks != ALL_WRITABLE, arg_counts)
-    _refuse_if("args", refused & declared, args, "is an output, so it must be a tensor outside the image")
-    order = _order(fanin_counts, fanin)
-    return CheckedGraph(kernels, arg_counts, args, writable & ~refused, operands, order)
+
+def check_parameters(what: str, parameters: NDArray[np.void]) -> None:
+    """Check a Definition's parameters; `ImageCorrupt` names the field, its value and its bound."""
+    _check_shapes(what, "parameters", parameters, KIND_FLOAT)
+    for field in ("region", "offset"):
+        refuse_if(what, f"parameters.{field}", parameters[field] != 0, parameters[field], "must be 0")
 
 
-def _refuse_if(field: str, bad: Flags, values: NDArray[np.generic], bound: str) -> None:
+def refuse_if(what: str, field: str, bad: Flags, values: NDArray[np.generic], bound: str) -> None:
+    """`ImageCorrupt` with the first of `values` that is bad, if any is."""
     if bad.any():
         position = int(bad.argmax())
-        raise ImageCorrupt(f"image: {field}[{position}] is {values[position]}, {bound}")
+        raise ImageCorrupt(f"{what}: {field}[{position}] is {values[position]}, {bound}")
 
 
-def _check_packed(what: str, starts: Ints, counts: Ints, total: int) -> None:
+def _check_packed(what: str, pool: str, starts: Ints, counts: Ints, total: int) -> None:
     """Each task's range must begin where the one before ends, and the last end with the pool."""
     ends = np.cumsum(counts)  # fewer than 2**31 tasks of less than 2**32 each: no overflow
-    _refuse_if(f"tasks.{what}_start", starts != ends - counts, starts, "must be where the range before ends")
+    refuse_if(what, f"tasks.{pool}_start", starts != ends - counts, starts, "must be where the range before ends")
     covered = int(ends[-1]) if ends.size else 0
     if covered != total:
-        raise ImageCorrupt(f"image: tasks.{what}_count add up to {covered}, must be {total}, the size of the pool")
+        raise ImageCorrupt(f"{what}: tasks.{pool}_count add up to {covered}, must be {total}, the size of the pool")
 
 
-def _check_operands(operands: NDArray[np.void], memory: list[Bytes], user: Section) -> None:
-    kinds, codes, regions, ndims = (operands[field] for field in ("kind", "dtype", "region", "ndim"))
-    _refuse_if("operands.kind", kinds > KIND_FLOAT, kinds, f"must be at most {KIND_FLOAT}")
-    _refuse_if("operands.dtype", codes >= len(DTYPES), codes, f"must be below {len(DTYPES)}")
-    _refuse_if("operands.region", regions >= len(memory), regions, f"must be below {len(memory)}")
-    _refuse_if("operands.ndim", ndims > MAX_NDIM, ndims, f"must be at most {MAX_NDIM}")
-    padding: Flags = (operands["reserved"] != 0).max(axis=1)
-    _refuse_if("operands.reserved", padding, operands["reserved"], "must be 0")
-    shapes = operands["shape"]
+def _check_shapes(what: str, pool: str, records: NDArray[np.void], last_kind: int) -> None:
+    kinds, codes, ndims = (records[field] for field in ("kind", "dtype", "ndim"))
+    refuse_if(what, f"{pool}.kind", kinds > last_kind, kinds, f"must be at most {last_kind}")
+    refuse_if(what, f"{pool}.dtype", codes >= len(DTYPES), codes, f"must be below {len(DTYPES)}")
+    refuse_if(what, f"{pool}.ndim", ndims > MAX_NDIM, ndims, f"must be at most {MAX_NDIM}")
+    padding: Flags = (records["reserved"] != 0).max(axis=1)
+    refuse_if(what, f"{pool}.reserved", padding, records["reserved"], "must be 0")
+    shapes = records["shape"]
     wrong: Flags = (shapes < 0).max(axis=1)
-    _refuse_if("operands.shape", wrong, shapes, "must not be negative")
+    refuse_if(what, f"{pool}.shape", wrong, shapes, "must not be negative")
     wrong = ((np.arange(MAX_NDIM) >= ndims[:, None]) & (shapes != 1)).max(axis=1)
-    _refuse_if("operands.shape", wrong, shapes, "must be 1 beyond ndim")
+    refuse_if(what, f"{pool}.shape", wrong, shapes, "must be 1 beyond ndim")
+    extent = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * _ITEM_NBYTES[codes]  # numpy bounds empty ones too
+    refuse_if(what, f"{pool}.shape", extent > MAX_NBYTES, shapes, f"must not exceed {MAX_NBYTES} bytes in all")
 
-    tensor = kinds == KIND_TENSOR
+
+def _check_operands(
+    what: str,
+    operands: NDArray[np.void],
+    bounds: tuple[Ints, Ints],
+    parameters: NDArray[np.void],
+    last_kind: int,
+) -> None:
+    _check_shapes(what, "operands", operands, last_kind)
+    kinds, codes = operands["kind"], operands["dtype"]
+    regions, offsets = operands["region"].astype(np.int64), operands["offset"]
+    formal: Flags = kinds == KIND_PARAMETER
+    n_regions = bounds[0].size
+    refuse_if(what, "operands.region", ~formal & (regions >= n_regions), regions, f"must be below {n_regions}")
+    bad = formal & (regions >= parameters.size)
+    refuse_if(what, "operands.region", bad, regions, f"must be below {parameters.size}, the parameters")
+
     sizes = _ITEM_NBYTES[codes]
-    extent = np.maximum(shapes, 1).prod(axis=1, dtype=np.float64) * sizes  # numpy bounds it for empty tensors too
-    _refuse_if("operands.shape", extent > MAX_NBYTES, shapes, f"must not exceed {MAX_NBYTES} bytes in all")
-    nbytes = shapes.prod(axis=1, dtype=np.int64) * sizes
-    lowest = np.zeros(len(memory), np.int64)
-    lowest[0] = user.offset
-    ends = np.array([user.offset + user.n_records, *(array.size for array in memory[1:])], np.int64)
-    offsets = operands["offset"]
-    first = lowest[regions]
-    last = ends[regions] - nbytes
+    nbytes = operands["shape"].prod(axis=1, dtype=np.int64) * sizes
+    # A parameter's part lies within the bytes of a tensor of the parameter's shape, wherever that will be.
+    formal_sizes = _ITEM_NBYTES[parameters["dtype"]]
+    whole = parameters["shape"].prod(axis=1, dtype=np.int64) * formal_sizes
+    first = np.concatenate((bounds[0], np.zeros(parameters.size, np.int64)))
+    ends = np.concatenate((bounds[1], whole))
+    place = regions + formal * n_regions
+    number = formal & (np.concatenate((np.zeros(n_regions, np.int64), parameters["kind"]))[place] != KIND_TENSOR)
+    plain = (codes == 0) & (operands["ndim"] == 0) & (offsets == 0)
+    refuse_if(what, "operands.offset", number & ~plain, offsets, "is a part of a number")
+    item = np.concatenate((np.full(n_regions, MAX_NBYTES), formal_sizes))[place]
+    bad = formal & ~number & (sizes > item)
+    refuse_if(what, "operands.dtype", bad, codes, "has larger items than its parameter")
+    tensor: Flags = ((kinds == KIND_TENSOR) | formal) & ~number
+    first, last = first[place], ends[place] - nbytes
     bad = tensor & ((offsets < first) | (offsets > last))
     if bad.any():
         row = int(bad.argmax())
+        where = f"{'parameter' if formal[row] else 'region'} {regions[row]}"
         raise ImageCorrupt(
-            f"image: operands.offset[{row}] is {offsets[row]}, must lie in {first[row]} to {last[row]} for "
-            f"{nbytes[row]} bytes in region {regions[row]}"
+            f"{what}: operands.offset[{row}] is {offsets[row]}, must lie in {first[row]} to {last[row]} for "
+            f"{nbytes[row]} bytes in {where}"
         )
-    _refuse_if("operands.offset", tensor & (offsets % sizes != 0), offsets, "must be a multiple of the item size")
+    bad = tensor & (offsets % sizes != 0)
+    refuse_if(what, "operands.offset", bad, offsets, "must be a multiple of the item size")
 
 
-def _order(fanin_counts: Ints, fanin: Ints) -> list[int] | None:
+def _order(what: str, fanin_counts: Ints, fanin: Ints) -> list[int] | None:
     """An order in which every task follows its producers, lowest id first; ``None`` if that is the list's own."""
     n_tasks = fanin_counts.size
-    _refuse_if("fanin", (fanin < 0) | (fanin >= n_tasks), fanin, f"must lie in 0 to {n_tasks - 1}")
+    refuse_if(what, "fanin", (fanin < 0) | (fanin >= n_tasks), fanin, f"must lie in 0 to {n_tasks - 1}")
     consumers = np.repeat(np.arange(n_tasks), fanin_counts)
     if (fanin < consumers).all():
         return None
@@ -183,12 +250,12 @@ def _order(fanin_counts: Ints, fanin: Ints) -> list[int] | None:
             if not waiting[follower]:
                 heappush(ready, follower)
     if len(order) < n_tasks:
-        _refuse_cycle(waiting)
+        _refuse_cycle(what, waiting)
     return order
 
 
-def _refuse_cycle(waiting: list[int]) -> NoReturn:
+def _refuse_cycle(what: str, waiting: list[int]) -> NoReturn:
     stuck = [task for task, left in enumerate(waiting) if left]
     raise ImageCorrupt(
-        f"image: fanin has a cycle: {len(stuck)} of {len(waiting)} tasks can never run, the first is task {stuck[0]}"
+        f"{what}: fanin has a cycle: {len(stuck)} of {len(waiting)} tasks can never run, the first is task {stuck[0]}"
     )

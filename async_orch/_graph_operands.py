@@ -25,11 +25,17 @@ from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["STEP_HANDLES", "Number", "Operand", "OperandRows"]
 
-STEP_HANDLES: Final = 1 << 32
+STEP_HANDLES: Final = 1 << 52
 """Handles from here on are of one step: scalars and inputs in the image, which no kernel may write."""
+
+_MAX_ROWS: Final = 1 << 24
 
 Number = int | float | np.integer[Any] | np.floating[Any]
 
+_HOST_MEMORY: Final = (
+    "memory that no handle stands for, such as an array on the host; pass a tensor() of a region of the device, or "
+    "put() the array in the image"
+)
 _ROW_NBYTES = OPERAND.itemsize
 _ONES = (1, 1, 1, 1)
 
@@ -46,12 +52,17 @@ class Operand(int):
 class OperandRows:
     """Preallocated rows: tensors that outlive a step fill them from the front, operands of one step from the back.
 
-    A lasting operand's handle is its row. Handles of one step are numbered upwards over all steps and never given
-    out twice, so that one kept too long is recognised. `scalars` are the step's numbers by type and value.
+    A lasting operand's handle is its row behind a base of this object's own, so that another builder's is recognised.
+    Handles of one step are numbered upwards over all steps and never given out twice, so that one kept too long is.
+    `scalars` are the step's numbers by type and value, `signatures` a small integer for each handle's kind, dtype and
+    shape.
     """
 
     def __init__(self, regions: Mapping[str, int], n_rows: int) -> None:
+        if not 1 <= n_rows <= _MAX_ROWS:
+            raise GraphError(f"max_operands is {n_rows}; it must lie in 1 to {_MAX_ROWS}")
         self._regions = {name: (index, nbytes) for index, (name, nbytes) in enumerate(regions.items(), 1)}
+        self.region_names = ("", *regions)
         self._rows = np.zeros(n_rows, OPERAND)
         self._plain = self._rows.view(f"V{_ROW_NBYTES}")  # the same rows, gathered faster without fields
         self._bytes = self._rows.view(np.uint8).data
@@ -59,12 +70,17 @@ class OperandRows:
         self._renumbered = np.zeros(n_rows, np.int64)
         self._tensors: dict[tuple[str, int, tuple[int, ...], np.dtype[Any]], Operand] = {}
         self.scalars: dict[tuple[type, Number], Operand] = {}
+        self.signatures: dict[int, int] = {}
+        self._signature_ids: dict[tuple[int, int, tuple[int, ...]], int] = {}
         self._n_fixed = 0
         self._n_step = 0
-        self._step_base = STEP_HANDLES
+        self._base = (id(self) >> 4) % (STEP_HANDLES // _MAX_ROWS) * _MAX_ROWS  # objects that live have other ids
+        self._step_base = STEP_HANDLES + self._base
 
     def next_step(self) -> None:
         """End the handles of the step so far."""
+        for handle in range(self._step_base, self._step_base + self._n_step):
+            del self.signatures[handle]
         self._step_base += self._n_step
         self._n_step = 0
         self.scalars.clear()
@@ -86,15 +102,38 @@ class OperandRows:
             )
         self._require_row()
         self._pack_tensor(self._n_fixed, code, index, offset, dims)
-        operand = self._tensors[region, offset, dims, element] = Operand(self._n_fixed)
+        operand = self._tensors[region, offset, dims, element] = Operand(self._base + self._n_fixed)
+        self.signatures[operand] = self.signature_id(KIND_TENSOR, code, dims)
         self._n_fixed += 1
         return operand
+
+    def signature_id(self, kind: int, code: int, dims: tuple[int, ...]) -> int:
+        """A small integer that stands for these; the same for the same."""
+        return self._signature_ids.setdefault((kind, code, dims), len(self._signature_ids))
+
+    def lasting_row(self, operand: Operand) -> bytes | None:
+        """The record of a tensor in a region; None for handles of a step and of others."""
+        row = operand - self._base
+        return self._rows[row].tobytes() if 0 <= row < self._n_fixed else None
+
+    def record_of(self, operand: Operand) -> np.void | None:
+        """The record of a handle that is good now; None for others."""
+        if operand not in self.signatures:
+            return None
+        step = operand >= STEP_HANDLES
+        record: np.void = self._rows[self._step_base + len(self._rows) - 1 - operand if step else operand - self._base]
+        return record
+
+    def region_of(self, operand: Operand) -> str:
+        """The name of the region that a tensor lies in, empty for the image and for scalars."""
+        row = operand - self._base
+        return self.region_names[self._rows["region"][row]] if 0 <= row < self._n_fixed else ""
 
     def step_tensor(self, code: int, offset: int, dims: tuple[int, ...]) -> Operand:
         """The handle, for this step, of a tensor in the image."""
         self._require_row()
         self._pack_tensor(self._last_row(), code, 0, offset, dims)
-        return self._step_operand()
+        return self._step_operand(self.signature_id(KIND_TENSOR, code, dims))
 
     def scalar(self, value: Number) -> Operand:
         """The handle, for this step, of a number; mostly the same one for the same number."""
@@ -106,15 +145,40 @@ class OperandRows:
         self._require_row()
         at = self._last_row() * _ROW_NBYTES
         if isinstance(number, float):
-            PACK_FLOAT.pack_into(self._bytes, at, KIND_FLOAT, 0, 0, 0, number, *_ONES)
+            kind = KIND_FLOAT
+            PACK_FLOAT.pack_into(self._bytes, at, kind, 0, 0, 0, number, *_ONES)
         elif isinstance(number, int) and -(1 << 63) <= number < 1 << 63:
-            PACK_TENSOR.pack_into(self._bytes, at, KIND_INT, 0, 0, 0, number, *_ONES)
+            kind = KIND_INT
+            PACK_TENSOR.pack_into(self._bytes, at, kind, 0, 0, 0, number, *_ONES)
         else:
             raise GraphError(f"{value!r} is not an operand of this builder, an int of 64 bits or a float")
-        operand = self._step_operand()
+        operand = self._step_operand(self.signature_id(kind, 0, ()))
         if number or isinstance(number, int):  # 0.0 and -0.0 are equal as keys
             self.scalars[key] = operand
         return operand
+
+    def handles(
+        self, args: Sequence[Operand | Number], where: str, names: Sequence[str] | None = None
+    ) -> list[Operand]:
+        """The arguments with handles for the numbers among them; `where` and `names` are for errors."""
+        known = self.scalars
+        try:
+            return [arg if isinstance(arg, Operand) else known[arg.__class__, arg] for arg in args]
+        except (KeyError, TypeError):  # a number that is new in this step, or no number
+            operands: list[Operand] = []
+        for position, arg in enumerate(args):
+            if isinstance(arg, Operand):
+                operands.append(arg)
+                continue
+            try:
+                operands.append(self.scalar(arg))
+            except GraphOverflow:
+                raise
+            except (GraphError, TypeError) as error:  # TypeError: not hashable, so not a number either
+                argument = position if names is None else repr(names[position])
+                why = _HOST_MEMORY if hasattr(arg, "nbytes") else error
+                raise GraphError(f"{where}, argument {argument}: {why}") from None
+        return operands
 
     def resolve(
         self, handles: Sequence[int], refuse: Callable[[int], NoReturn]
@@ -126,14 +190,15 @@ class OperandRows:
         n_rows = len(self._rows)
         # struct reads int subclasses at a tenth of numpy's time
         given = np.frombuffer(pack(f"<{len(handles)}q", *handles), np.int64)
-        rows = np.where(given < self._n_fixed, given, self._step_base + (n_rows - 1) - given)
+        rows = np.where(given < STEP_HANDLES, given - self._base, self._step_base + (n_rows - 1) - given)
         used = self._used
         used.fill(False)
         in_range = not rows.size or (rows.min() >= 0 and rows.max() < n_rows)
         if in_range:
             used[rows] = True
         if not in_range or used[self._n_fixed : n_rows - self._n_step].any():
-            known = ((rows >= 0) & (rows < self._n_fixed)) | ((rows >= n_rows - self._n_step) & (rows < n_rows))
+            lasting = (given < STEP_HANDLES) & (rows >= 0) & (rows < self._n_fixed)
+            known = lasting | (given >= STEP_HANDLES) & (rows >= n_rows - self._n_step) & (rows < n_rows)
             refuse(int(known.argmin()))
         rows_used = np.flatnonzero(used)
         self._renumbered[rows_used] = np.arange(rows_used.size)
@@ -156,8 +221,9 @@ class OperandRows:
     def _last_row(self) -> int:
         return len(self._rows) - 1 - self._n_step
 
-    def _step_operand(self) -> Operand:
+    def _step_operand(self, signature: int) -> Operand:
         operand = Operand(self._step_base + self._n_step)
+        self.signatures[operand] = signature
         self._n_step += 1
         return operand
 

@@ -88,8 +88,8 @@ class LaunchStage(Stage):
         step.state = LAUNCHING
         pipeline.on_device = step.on_device = pipeline.on_device + 1
         step.launch_start_ns = pipeline.now()
-        payload = step.prepared if step.program.slot_at_build else step.payload
         extras = step.extras
+        payload = extras.prepared if extras is not None and step.program.slot_at_build else step.payload
         late = NOTHING if extras is None else Late(extras, step.program.has_feed, previous)
         if self.pool is None:
             try:

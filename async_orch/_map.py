@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import anyio
 
 from async_orch._handle import StepHandle, StepResult
+from async_orch._step import SETTLED, Step
 from async_orch.exceptions import OrchError, OrchestratorClosed
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class _Window(Generic[StepT, ResultT]):
         self.orchestrator = orchestrator
         self.program = program
         self.chain = chain
+        self.plain = not chain and program is None
         self.last: StepHandle[ResultT] | None = None
         self.limit = limit
-        self.pending: deque[StepHandle[ResultT]] = deque()
+        self.pending: deque[Step] = deque()
         self.exhausted = self.stopped = False
         self.error: Exception | None = None
         self.loop = asyncio.get_running_loop()
@@ -44,13 +46,16 @@ class _Window(Generic[StepT, ResultT]):
 
     async def submit(self, step: StepT) -> None:
         """Submit the next step when there is room, ``after`` the last one if they are chained."""
-        handle = await self.orchestrator.submit(step, program=self.program, after=self.last)
-        self.pending.append(handle)
-        if self.chain:
-            self.last = handle
+        self.add(await self.orchestrator.submit(step, program=self.program, after=self.last))
         if self.stopped:
             # Nobody iterates any more: the cancel of the feeder came too late for this step.
             self.stop()
+
+    def add(self, handle: StepHandle[ResultT]) -> None:
+        """Take a submitted step in."""
+        self.pending.append(handle._step)
+        if self.chain:
+            self.last = handle
 
     def end(self, error: Exception | None = None) -> None:
         """No further steps; ``error`` is raised after the results of those submitted."""
@@ -74,7 +79,8 @@ class _Window(Generic[StepT, ResultT]):
         if self.scope is not None:
             self.scope.cancel()
         while self.pending:
-            self.pending.pop().cancel()
+            step = self.pending.pop()
+            step.pipeline.settling.cancel(step)
 
 
 class StepIterator(Generic[StepT, ResultT]):
@@ -109,15 +115,27 @@ class StepIterator(Generic[StepT, ResultT]):
     async def __anext__(self) -> StepResult[ResultT]:
         if self._running:
             raise RuntimeError("two tasks iterate the same map(); give each its own")
+        window = self._window
+        pending = window.pending
+        now_ns = window.orchestrator.turn_ns()
+        if now_ns is not None and pending and pending[0].state == SETTLED:
+            # Nothing to wait for: the common case, kept short.
+            step = pending.popleft()
+            if window.changed is not None:
+                window.signal()
+            self._top_up(now_ns)
+            if step.error is None:
+                return StepResult(step)
+            return StepHandle[ResultT](step).result()
         self._running = True
         try:
-            return await self._next()
+            return await self._next(yield_first=now_ns is None)
         finally:
             self._running = False
 
-    async def _next(self) -> StepResult[ResultT]:
+    async def _next(self, *, yield_first: bool) -> StepResult[ResultT]:
         window = self._window
-        if window.orchestrator.turn_used_up():
+        if yield_first:
             await asyncio.sleep(0)
         if self._source is not None and not self._fed:
             self._fed = True
@@ -139,7 +157,7 @@ class StepIterator(Generic[StepT, ResultT]):
                 raise error
             else:
                 await window.wait_changed()
-        handle = window.pending[0]
+        handle = StepHandle[ResultT](window.pending[0])
         if not handle.done():
             try:
                 await handle
@@ -152,18 +170,20 @@ class StepIterator(Generic[StepT, ResultT]):
         self._top_up()
         return handle.result()
 
-    def _top_up(self) -> None:
+    def _top_up(self, now_ns: int = 0) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""
-        window, iterator = self._window, self._iterator
+        window, iterator, held = self._window, self._iterator, self._held
         if iterator is None:
             return
-        pending, submit = window.pending, window.orchestrator.submit_nowait
-        while len(pending) < window.limit:
-            if not self._held:
-                if window.exhausted:
-                    return
+        pending, limit = window.pending, window.limit
+        while len(pending) < limit:
+            if held:
+                item = held.pop()
+            elif window.exhausted:
+                return
+            else:
                 try:
-                    self._held.append(next(iterator))
+                    item = next(iterator)
                 except StopIteration:
                     window.end()
                     return
@@ -171,20 +191,21 @@ class StepIterator(Generic[StepT, ResultT]):
                     window.end(exc)
                     return
             try:
-                if window.chain or window.program is not None:
-                    handle = submit(self._held[0], program=window.program, after=window.last)
+                if window.plain:
+                    step = window.orchestrator.accept_plain(item, now_ns)
+                    now_ns = 0
+                    if step is None:
+                        held.append(item)
+                        return
+                    pending.append(step)
                 else:
-                    handle = submit(self._held[0])
+                    window.add(window.orchestrator.submit_nowait(item, program=window.program, after=window.last))
             except anyio.WouldBlock:
+                held.append(item)
                 return
             except Exception as exc:  # noqa: BLE001 - the step cannot be submitted: raised after the results before it
                 window.end(exc)
-                self._held.clear()
                 return
-            self._held.clear()
-            pending.append(handle)
-            if window.chain:
-                window.last = handle
 
     async def aclose(self) -> None:
         """Stop early; the same as dropping the iterator."""

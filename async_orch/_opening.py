@@ -7,34 +7,38 @@ inner one is everything on the device, which `Orchestrator.reopen` makes anew af
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from async_orch import logs
+from async_orch._annotate import Marker, annotate, load_marker
 from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
-from async_orch._events import emit
+from async_orch._events import emit, enabled
 from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
-from async_orch._process_programs import portable_programs, refuse_in_worker
-from async_orch._process_wire import Hello
+from async_orch._process_boot import refuse_in_worker
 from async_orch._program import ProgramRuntime, StepProgram
 from async_orch._records import RecordMaker, RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
 from async_orch.exceptions import OrchError
+
+if TYPE_CHECKING:
+    from async_orch._process_wire import Hello
 
 __all__ = ["Opened"]
 
@@ -52,11 +56,13 @@ class Opened:
         programs: Mapping[str, StepProgram[Any, Any]],
     ) -> None:
         self.loop = loop
+        self.loop_thread = threading.get_ident()
         self.config = config
         self.programs = programs
         self.counts = Counts()
         self.threads_abandoned = 0
         self.writer: RecordWriter | None = None
+        self._marker: Marker | None = None
         self._device_waker: Waker
         self.device_thread: WorkerPool[Callable[[], None]] | None = None
         self.backend: Backend
@@ -77,6 +83,8 @@ class Opened:
         """Open backend, log, rings, workers and programs, in this order; all or nothing."""
         refuse_in_worker()
         if self.config.build_in == "process":
+            from async_orch._process_programs import portable_programs  # noqa: PLC0415 - slow to import
+
             self._portable = portable_programs(self.programs)
         try:
             await self._open_outer(backend)
@@ -90,6 +98,7 @@ class Opened:
 
     async def _open_outer(self, backend: str | Backend) -> None:
         config, outer = self.config, self._outer
+        self._marker = load_marker(config.annotate)
         targets = targets_for(config.step_log, config.observers)
         for target in targets:
             outer.callback(target.close)
@@ -104,15 +113,16 @@ class Opened:
         info = self.backend.info
         maker = RecordMaker(uuid.uuid4().hex, f"{info.backend}:{info.device}", info.device_clock, self.backend.clock_ns)
         maker.sees_allocations = info.alloc_visibility != "none"
-        opening = self._opening_event(maker)
-        if targets:
-            self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
-            outer.callback(self._close_writer, self.writer)
+        if targets or enabled():
+            opening = self._opening_event(maker)
+            emit("info", **opening)
+            if targets:
+                self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
+                outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
             self._device_waker = Waker(self.loop, self._device_thread_woke)
             outer.callback(self._device_waker.close)
             self.device_thread = WorkerPool("device", 1, _call, self._device_waker.wake)
-        emit("info", **opening)
 
     async def open_inner(self, loss: OrchError | None = None) -> None:
         """Streams, rings and programs; after a failure `close` or `close_inner` frees what there is.
@@ -140,6 +150,8 @@ class Opened:
         self.pipeline = Pipeline(
             self.loop, config, backend, (copy_stream, compute_stream), memory, self.counts, sink, self.device_thread
         )
+        if self._marker is not None:
+            annotate(self.pipeline, self._marker)
         self.pipeline.failure = loss
         inner.callback(self.pipeline.stop)
         if self.pipeline.build.workers is not None:
@@ -151,6 +163,10 @@ class Opened:
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
             device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
+        counter = backend.allocation_counter()
+        if counter is not None:
+            for runtime in runtimes:
+                watch_allocations(runtime, counter, self.pipeline, device)
         device.arm()
         self.pipeline.failure = None
 
@@ -212,6 +228,8 @@ class Opened:
 
     def _opening_event(self, maker: RecordMaker) -> dict[str, Any]:
         """``orchestrator.opened``: what a reader of the log must know of the run, and a clock anchor."""
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import
+
         log = self.config.step_log
         words = str(log) if isinstance(log, str | os.PathLike) else None if log is None else type(log).__name__
         config = asdict(replace(self.config, step_log=words, observers=())) | {"observers": len(self.config.observers)}
@@ -226,7 +244,7 @@ class Opened:
             "support": self.backend.info.support,
             "program": {name: type(unwrap(program)).__name__ for name, program in self.programs.items()},
             "config": config,
-            "versions": {name: importlib.metadata.version(name) for name in ("async-orch", "numpy", "anyio")},
+            "versions": {name: version(name) for name in ("async-orch", "numpy", "anyio")},
             "mono_ns": maker.anchor_mono_ns,
             "wall_ns": maker.anchor_wall_ns,
         }

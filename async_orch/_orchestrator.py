@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -20,6 +21,7 @@ from async_orch._events import emit
 from async_orch._finish import finish
 from async_orch._handle import StepHandle, fresh_error
 from async_orch._opening import Opened
+from async_orch._process import PROCESS
 from async_orch._program import StepProgram
 from async_orch._programs import named_programs
 from async_orch._reopening import Reopened, reopen
@@ -27,6 +29,7 @@ from async_orch._statistics import Statistics, statistics_of
 from async_orch._submitting import Submitting
 from async_orch.abc import Backend
 from async_orch.exceptions import MisuseError, OrchestratorClosed, StepCancelled
+from async_orch.logs import StepRecord
 
 __all__ = ["Orchestrator"]
 
@@ -83,13 +86,23 @@ class Orchestrator(Submitting[StepT, ResultT]):
         self._owner: asyncio.Task[Any] | None = None
         self._last_statistics: Statistics | None = None
 
+    def add_observer(self, observer: Callable[[StepRecord], object]) -> None:
+        """Give ``observer`` each step's record, on the log writer's thread, as if it stood in ``observers=``.
+
+        Before the orchestrator is entered; raises `MisuseError` afterwards.
+        """
+        if self._used:
+            raise MisuseError("observers are added before the orchestrator is entered; this one has been")
+        self.config = replace(self.config, observers=(*self.config.observers, observer))
+
     # -- opening and closing -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         if self._used:
             raise OrchestratorClosed("an orchestrator is entered once; make a new one")
         self._used = True
-        self._pid = os.getpid()
+        self._pid = PROCESS.pid
+        self._thread = threading.get_ident()
         self._owner = asyncio.current_task()
         opened = Opened(asyncio.get_running_loop(), self.config, self._programs)
         await opened.open(self._backend)
@@ -248,7 +261,10 @@ class Orchestrator(Submitting[StepT, ResultT]):
         return None if step is None else StepHandle(step)
 
     def statistics(self) -> Statistics:
-        """Counts as of now; after close those of the end."""
+        """Counts as of now; after close those of the end.
+
+        Another thread may call it too. It then sees each count as of now, but not all of the same moment.
+        """
         opened = self._opened
         if opened is not None:
             return statistics_of(opened)

@@ -15,7 +15,7 @@ from async_orch._admission import Admission
 from async_orch._barrier import Barriers
 from async_orch._build import BuildStage
 from async_orch._config import OrchestratorConfig
-from async_orch._express import ExpressWay
+from async_orch._express import express_way
 from async_orch._fences import FenceWatcher, Waker
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
@@ -92,36 +92,20 @@ class Pipeline:
         self.launch = LaunchStage(self, device_thread)
         self.retire = RetireStage(self)
         self.watchdog = FenceWatchdog(self)
-        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self.conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.pumping = False
-        self._again = False
+        self.again = False
         self._turn_end_ns = 0
         self._interrupt: BaseException | None = None
-        self.express = ExpressWay(self)
+        self.express = express_way(self)
+        """Accepts a fresh step and moves it as far as it goes; False, and nothing done, if it needs the queues."""
 
     # -- moving --------------------------------------------------------------------------------------------
-
-    def start(self, step: Step) -> None:
-        """Move a step that was just accepted: the express way if nothing stands in it, else through the queues."""
-        if not self.express.clear(step):
-            self.admission.enqueue(step)
-            self.pump()
-            return
-        self.pumping = True
-        try:
-            self.express.run(step)
-        except BaseException as exc:
-            self._broken(exc)
-            raise
-        finally:
-            self.pumping = False
-        if self._again or self.retire.queue or self.admission.waiting or self._conditions or self._interrupt:
-            self.pump()
 
     def pump(self) -> None:
         """Move every step as far as it can go now. A call from inside a hook asks for another round."""
         if self.pumping:
-            self._again = True
+            self.again = True
             return
         self.pumping = True
         self._turn_end_ns = 0
@@ -130,7 +114,7 @@ class Pipeline:
         admission, barriers = self.admission, self.barriers
         try:
             while True:
-                self._again = False
+                self.again = False
                 moved = retire.queue and retire.advance()
                 if (to_launch or launch.busy) and launch.advance():
                     moved = True
@@ -147,14 +131,14 @@ class Pipeline:
                     moved = True
                 if barriers.standing:
                     barriers.look()
-                if not moved and not self._again:
+                if not moved and not self.again:
                     break
         except BaseException as exc:
-            self._broken(exc)
+            self.broken(exc)
             raise
         finally:
             self.pumping = False
-            if self._conditions:
+            if self.conditions:
                 self._tell_conditions()
         if self._interrupt is not None:
             interrupt, self._interrupt = self._interrupt, None
@@ -164,9 +148,10 @@ class Pipeline:
         """An inline hook failed. What interrupts the program comes out of the pump once everything is in order."""
         if isinstance(error, KeyboardInterrupt | SystemExit):
             self._interrupt = error
+            self.again = True
 
-    def _broken(self, error: BaseException) -> None:
-        # Hooks and the device are handled where they are called; what gets here is a defect of the engine.
+    def broken(self, error: BaseException) -> None:
+        """Fail for a defect of the engine: hooks and the device are handled where they are called."""
         self.settling.fail(PipelineFailed(f"the engine failed: {error!r}"), error)
 
     def turn_is_over(self, now_ns: int) -> bool:
@@ -185,19 +170,19 @@ class Pipeline:
         if condition():
             future.set_result(None)
         else:
-            self._conditions.append((condition, future))
+            self.conditions.append((condition, future))
         return future
 
     def _tell_conditions(self) -> None:
         waiting = []
-        for condition, future in self._conditions:
+        for condition, future in self.conditions:
             if future.done():
                 continue
             if condition():
                 future.set_result(None)
             else:
                 waiting.append((condition, future))
-        self._conditions = waiting
+        self.conditions[:] = waiting
 
     # -- what stages and settling share --------------------------------------------------------------------
 

@@ -11,22 +11,12 @@ from typing import Any
 from async_orch._engine_program import EngineAdapter, unwrap
 from async_orch._process_main import main_module
 from async_orch._process_wire import Hello
-from async_orch._process_worker import in_worker
 from async_orch._program import StepProgram
-from async_orch.exceptions import ConfigurationError, MisuseError
+from async_orch.exceptions import ConfigurationError
 
-__all__ = ["portable_programs", "refuse_in_worker"]
+__all__ = ["portable_programs"]
 
 PLATFORM = sys.platform
-
-
-def refuse_in_worker() -> None:
-    """A worker that opens an orchestrator would start workers of its own, and so on. Raises `MisuseError`."""
-    if in_worker():
-        raise MisuseError(
-            "an orchestrator cannot be opened in a build worker process; if this happens while the worker imports your "
-            "script, put what is to run once behind 'if __name__ == \"__main__\":'"
-        )
 
 
 def portable_programs(programs: Mapping[str, StepProgram[Any, Any]]) -> Hello:

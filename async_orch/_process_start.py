@@ -10,7 +10,7 @@ import subprocess
 import sys
 from multiprocessing import spawn
 
-from async_orch._process_worker import BOOT
+from async_orch._process_boot import BOOT
 from async_orch.exceptions import ConfigurationError
 
 __all__ = ["how_it_ended", "reap", "start"]

@@ -22,23 +22,12 @@ from async_orch._shared_memory import map_shared
 from async_orch.abc import ByteArray
 from async_orch.exceptions import ConfigurationError
 
-__all__ = ["BOOT", "in_worker", "run"]
-
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from async_orch._process_worker import run; run(int(sys.argv[1]), int(sys.argv[2]))"
-)
-"""The program text of a worker: its arguments are the channel's descriptor, the parent's pid, and its ``sys.path``."""
+__all__ = ["run"]
 
 _PR_SET_PDEATHSIG = 1
 
 OOM_SCORE = 500
 """Added to the worker's badness when the system runs out of memory: it is to lose a worker rather than the server."""
-
-
-def in_worker() -> bool:
-    """Whether this process is a worker."""
-    return BOOT in sys.orig_argv
 
 
 def run(descriptor: int, parent_pid: int) -> None:

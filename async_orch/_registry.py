@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from async_orch.abc import Backend
 from async_orch.exceptions import BackendUnavailable, OrchError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["available_backends", "open_backend"]
 
@@ -17,6 +19,8 @@ Opener = Callable[..., Backend]
 
 
 def _found() -> dict[str, list[EntryPoint]]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
+
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         same = found.setdefault(point.name, [])

@@ -35,6 +35,7 @@ class RetireStage(Stage):
         super().__init__(pipeline)
         self.last_fence_ns = UNKNOWN
         self.device_end_ns: int | None = None
+        self._watched: Fence | None = None
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
@@ -56,8 +57,8 @@ class RetireStage(Stage):
                 continue
             fence = step.output_done
             if fence is not None and not fence.query():
-                if not step.armed:
-                    step.armed = True
+                if fence is not self._watched:
+                    self._watched = fence
                     self.pipeline.watcher.watch(fence)
                 self.pipeline.watchdog.start()
                 break
@@ -104,6 +105,7 @@ class RetireStage(Stage):
     def _fence_reached(self, step: Step) -> Fence | None:
         """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
         step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
+        self._watched = None
         fence = step.output_done
         self.read_clocks(step)
         return fence
@@ -258,35 +260,37 @@ class RetireStage(Stage):
 
         A time that the driver cannot give is unknown; the step is none the worse for it.
         """
+        copy_start, start, end, done = step.copy_start, step.device_start, step.device_end, step.output_done
+        step.copy_start = step.device_start = None
         try:
-            self._read_clocks(step)
+            if copy_start is not None and step.copy_end is not None:
+                started_ns, ended_ns = copy_start.time_ns(), step.copy_end.time_ns()
+                if started_ns is not None and ended_ns is not None:
+                    step.h2d_start_ns = started_ns
+                    step.h2d_ns = ended_ns - started_ns
+            if start is None or end is None or done is None:
+                return
+            start_ns, end_ns = start.time_ns(), end.time_ns()
+            if start_ns is None or end_ns is None:
+                return
+            step.device_start_ns = start_ns
+            step.device_ns = end_ns - start_ns
+            if step.d2d_start is not None:
+                step.d2d_ns = start.elapsed_ns(step.d2d_start) or 0
+                step.d2d_start = None
+            previous_ns = self.device_end_ns
+            if previous_ns is not None:
+                step.bubble_ns = start_ns - previous_ns
+                accept_ns = step.accept_ns
+                if accept_ns > previous_ns:
+                    step.starved_ns = min(accept_ns, start_ns) - previous_ns
+                else:
+                    step.starved_ns = 0
+            if done is not end:
+                done_ns = done.time_ns()
+                if done_ns is not None:
+                    step.d2h_ns = done_ns - end_ns
+                    end_ns = done_ns
+            self.device_end_ns = end_ns
         except OrchError:
-            step.copy_start = step.device_start = step.d2d_start = None
-
-    def _read_clocks(self, step: Step) -> None:
-        copy_start, copy_end = step.copy_start, step.copy_end
-        if copy_start is not None and copy_end is not None:
-            started, ended = copy_start.time_ns(), copy_end.time_ns()
-            if started is not None and ended is not None:
-                step.h2d_start_ns, step.h2d_ns = started, ended - started
-            step.copy_start = None
-        start, end, done = step.device_start, step.device_end, step.output_done
-        step.device_start = None
-        if start is None or end is None or done is None:
-            return
-        start_ns, end_ns = start.time_ns(), end.time_ns()
-        if start_ns is None or end_ns is None:
-            return
-        step.device_start_ns, step.device_ns = start_ns, end_ns - start_ns
-        if step.d2d_start is not None:
-            step.d2d_ns = start.elapsed_ns(step.d2d_start) or 0
             step.d2d_start = None
-        previous = self.device_end_ns
-        if previous is not None:
-            step.bubble_ns = start_ns - previous
-            step.starved_ns = max(0, min(step.accept_ns, start_ns) - previous)
-        if done is not end:
-            done_ns = done.time_ns()
-            if done_ns is not None:
-                step.d2h_ns, end_ns = done_ns - end_ns, done_ns
-        self.device_end_ns = end_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from async_orch._allocation import give_back, touched
-from async_orch._ring import Lease, Ring
+from async_orch._ring import Lease
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, MisuseError, StaleLease
 
@@ -127,21 +127,14 @@ class SlotMemory:
                 setattr(self, part, None)
 
 
-class Slot(Lease[SlotMemory]):
+class Slot(Lease[SlotMemory], eq=False):
     """What `StepProgram.launch` gets: one leased slot's device memory.
 
     Every access after the step gave the slot back raises `StaleLease`.
     """
 
-    __slots__ = ("fixed_image", "holds")
-
-    def __init__(self, ring: Ring[SlotMemory], index: int, generation: int) -> None:
-        # Not through Lease.__init__: one of these is made a step.
-        self._ring = ring
-        self.index = index
-        self.generation = generation
-        self.holds: tuple[Fence, ...] = ()
-        self.fixed_image: Buffer | None = None
+    holds: tuple[Fence, ...] = ()
+    fixed_image: Buffer | None = None
 
     def _part(self, name: str) -> Buffer:
         buffer: Buffer | None = getattr(self.item, name)

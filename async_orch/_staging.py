@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from async_orch._allocation import give_back, touched
-from async_orch._shared_memory import SharedMemory
 from async_orch.abc import Backend, Buffer, ByteArray
+
+if TYPE_CHECKING:
+    from async_orch._shared_memory import SharedMemory
 
 __all__ = ["Staging", "new_staging"]
 
@@ -58,6 +62,8 @@ def new_staging(backend: Backend, nbytes: int, name: str, *, shared: bool) -> St
     """
     if not shared:
         return Staging(touched(backend, backend.alloc_host(nbytes, name=name)))
+    from async_orch._shared_memory import SharedMemory  # noqa: PLC0415 - not to be had on every system
+
     memory = SharedMemory(nbytes, name)
     try:
         buffer = backend.register_host(memory.array, name=name)

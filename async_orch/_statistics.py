@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,10 +64,11 @@ class Statistics:
 
 
 def statistics_of(opened: Opened) -> Statistics:
-    """Read the counts."""
+    """Read the counts. On another thread than the loop's without a look at the fences: buffers change on the loop."""
     pipeline, counts, memory, writer = opened.pipeline, opened.counts, opened.memory, opened.writer
-    pipeline.h2d.reclaim()
-    memory.poll()
+    if threading.get_ident() == opened.loop_thread:
+        pipeline.h2d.reclaim()
+        memory.poll()
     rings = [slot_class.ring for slot_class in memory.classes]
     return Statistics(
         submitted=counts.accepted,

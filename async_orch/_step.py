@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ class Extras:
         "feed_ns",
         "feed_wait_ns",
         "launch_waiters",
+        "prepared",
         "retries_left",
         "sizes",
         "stage_timer",
@@ -54,6 +53,7 @@ class Extras:
         self.timer: asyncio.TimerHandle | None = None
         self.stage_timer: asyncio.TimerHandle | None = None
         self.sizes: SlotSizes | None = None
+        self.prepared: Any = None
         self.launch_waiters: list[asyncio.Future[None]] | None = None
         self.waiting_since_ns = self.feed_wait_ns = self.feed_ns = UNKNOWN
 
@@ -77,79 +77,126 @@ class Extras:
             self.stage_timer = None
 
 
-class Step(msgspec.Struct, eq=False):
+class Step:
     """A step's state inside the engine. Holds the payload, leases and fences only while it needs them.
 
-    A `msgspec.Struct`, because that makes one with all these defaults in a fraction of the time that an ``__init__``
-    takes; steps are compared and hashed by identity.
+    Slots, because one is made and some thirty of its attributes are set for every step; ``__init__`` sets all defaults
+    in chains of assignments for the same reason. 60 of them at most: a larger object (512 B) comes from malloc instead
+    of the interpreter's own pools. Compared and hashed by identity.
     """
 
-    pipeline: Pipeline
+    __slots__ = (
+        # what was submitted
+        "pipeline",
+        "program",
+        "payload",
+        "step_id",
+        "attrs",
+        "submit_ns",
+        # where it is, and how it ended
+        "seq",
+        "state",
+        "outcome",
+        "output",
+        "error",
+        "failed_in",
+        "retrieved",
+        "collected",
+        "recorded",
+        "waiters",
+        "dependents",
+        "extras",
+        "after_seq",
+        # what it holds
+        "staging",
+        "slot",
+        "slot_index",
+        "generation",
+        "copy_start",
+        "copy_end",
+        "d2d_start",
+        "device_start",
+        "device_end",
+        "output_done",
+        # for the record
+        "cold_reason",
+        "accept_ns",
+        "build_start_ns",
+        "build_end_ns",
+        "acquire_start_ns",
+        "acquire_ns",
+        "h2d_start_ns",
+        "h2d_ns",
+        "staging_copy_ns",
+        "delta_ns",
+        "d2d_ns",
+        "alloc_count",
+        "alloc_nbytes",
+        "alloc_ns",
+        "copy_nbytes",
+        "sm_nbytes",
+        "launch_start_ns",
+        "launch_end_ns",
+        "device_start_ns",
+        "device_ns",
+        "d2h_nbytes",
+        "d2h_ns",
+        "retire_start_ns",
+        "retire_end_ns",
+        "bubble_ns",
+        "starved_ns",
+        "in_flight",
+        "on_device",
+        "settled_ns",
+    )  # fmt: skip
+
     program: ProgramRuntime
-    payload: Any
     step_id: Any
     attrs: Mapping[str, Any] | None
-    submit_ns: int
+    outcome: str
+    output: Any
+    error: OrchError | None
+    failed_in: str | None
+    waiters: list[asyncio.Future[None]] | None
+    dependents: list[Step] | None
+    extras: Extras | None
+    staging: Lease[Staging] | None
+    slot: Slot | None
+    copy_start: Fence | None
+    copy_end: Fence | None
+    d2d_start: Fence | None
+    device_start: Fence | None
+    device_end: Fence | None
+    output_done: Fence | None
+    cold_reason: str | None
 
-    # where it is, and how it ended
-    seq: int = -1
-    state: int = QUEUED
-    outcome: str = ""
-    output: Any = None
-    error: OrchError | None = None
-    failed_in: str | None = None
-    retrieved: bool = False
-    collected: bool = False
-    recorded: bool = False
-    waiters: list[asyncio.Future[None]] | None = None
-    dependents: list[Step] | None = None
-    extras: Extras | None = None
-    after_seq: int = UNKNOWN
-
-    # what it holds
-    staging: Lease[Staging] | None = None
-    slot: Slot | None = None
-    slot_index: int = UNKNOWN
-    generation: int = UNKNOWN
-    prepared: Any = None
-    copy_start: Fence | None = None
-    copy_end: Fence | None = None
-    d2d_start: Fence | None = None
-    device_start: Fence | None = None
-    device_end: Fence | None = None
-    output_done: Fence | None = None
-    armed: bool = False
-
-    # for the record
-    cold_reason: str | None = None
-    accept_ns: int = UNKNOWN
-    build_start_ns: int = UNKNOWN
-    build_end_ns: int = UNKNOWN
-    acquire_start_ns: int = UNKNOWN
-    acquire_ns: int = UNKNOWN
-    h2d_start_ns: int = UNKNOWN
-    h2d_ns: int = UNKNOWN
-    staging_copy_ns: int = UNKNOWN
-    delta_ns: int = UNKNOWN
-    d2d_ns: int = UNKNOWN
-    alloc_count: int = 0
-    alloc_nbytes: int = 0
-    alloc_ns: int = 0
-    copy_nbytes: int = UNKNOWN
-    sm_nbytes: int = UNKNOWN
-    launch_start_ns: int = UNKNOWN
-    launch_end_ns: int = UNKNOWN
-    device_start_ns: int = UNKNOWN
-    device_ns: int = UNKNOWN
-    d2h_nbytes: int = UNKNOWN
-    d2h_ns: int = UNKNOWN
-    retire_start_ns: int = UNKNOWN
-    retire_end_ns: int = UNKNOWN
-    bubble_ns: int = UNKNOWN
-    starved_ns: int = UNKNOWN
-    in_flight: int = 0
-    on_device: int = 0
-    settled_ns: int = UNKNOWN
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        program: ProgramRuntime,
+        payload: Any,
+        step_id: Any,
+        attrs: Mapping[str, Any] | None,
+        submit_ns: int,
+    ) -> None:
+        self.pipeline = pipeline
+        self.program = program
+        self.payload = payload
+        self.step_id = step_id
+        self.attrs = attrs
+        self.submit_ns = submit_ns
+        self.outcome = ""
+        self.state = self.alloc_count = self.alloc_nbytes = self.alloc_ns = self.in_flight = self.on_device = 0
+        self.retrieved = self.collected = self.recorded = False
+        self.output = self.error = self.failed_in = self.waiters = self.dependents = self.extras = None
+        self.staging = self.slot = self.copy_start = self.copy_end = self.d2d_start = None
+        self.device_start = self.device_end = self.output_done = self.cold_reason = None
+        self.seq = self.after_seq = self.slot_index = self.generation = self.accept_ns = self.settled_ns = UNKNOWN
+        self.build_start_ns = self.build_end_ns = self.acquire_start_ns = self.acquire_ns = UNKNOWN
+        self.h2d_start_ns = self.h2d_ns = self.staging_copy_ns = self.delta_ns = self.d2d_ns = UNKNOWN
+        self.copy_nbytes = self.sm_nbytes = self.launch_start_ns = self.launch_end_ns = UNKNOWN
+        self.device_start_ns = self.device_ns = self.d2h_nbytes = self.d2h_ns = UNKNOWN
+        self.retire_start_ns = self.retire_end_ns = self.bubble_ns = self.starved_ns = UNKNOWN
 
     def ensure_extras(self) -> Extras:
         """The step's extras, made if it had none."""

@@ -21,17 +21,17 @@ __all__ = ["new_step"]
 def new_step(
     opened: Opened,
     payload: Any,
-    step_id: Any,
-    program: str | None,
-    after: StepHandle[Any] | None,
-    wait_for: Sequence[Fence],
-    timeout_s: float | None,
-    retries: int,
-    attrs: Mapping[str, Any] | None,
+    step_id: Any = None,
+    program: str | None = None,
+    after: StepHandle[Any] | None = None,
+    wait_for: Sequence[Fence] = (),
+    timeout_s: float | None = None,
+    retries: int = 0,
+    attrs: Mapping[str, Any] | None = None,
 ) -> Step:
     """A step that is not accepted yet. Raises `ValueError` or `TypeError` naming argument and value."""
     pipeline = opened.pipeline
-    runtime = _runtime(opened, program)
+    runtime = opened.plain if program is None and opened.plain is not None else _runtime(opened, program)
     step = Step(pipeline, runtime, payload, step_id, attrs, pipeline.now())
     if step_id is not None:
         _check_step_id(opened, step_id)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from threading import get_ident
 from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
@@ -16,6 +16,7 @@ from async_orch._handle import StepHandle, StepResult, fresh_error
 from async_orch._map import StepIterator
 from async_orch._opening import Opened
 from async_orch._pipeline import Pipeline
+from async_orch._process import PROCESS
 from async_orch._step import Step
 from async_orch._submission import new_step
 from async_orch.abc import Fence
@@ -39,7 +40,7 @@ class Submitting(Generic[StepT, ResultT]):
         self._opened: Opened | None = None
         self._tasks: TaskGroup | None = None
         self._used = False
-        self._pid = 0
+        self._pid = self._thread = 0
         self._since_yield = 0
         self._yield_at_ns = 0
 
@@ -55,16 +56,14 @@ class Submitting(Generic[StepT, ResultT]):
         opened = self._opened
         if opened is not None:
             pipeline = opened.pipeline
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                loop = None
+            # Neither asyncio.get_running_loop() nor os.getpid(): both are a system call, a tenth of what a step costs.
             if (
-                loop is pipeline.loop
-                and pipeline.accepting
+                pipeline.accepting
                 and pipeline.failure is None
-                and (inside_barrier.get() is None or not self._inside_barrier())
-                and os.getpid() == self._pid
+                and get_ident() == self._thread
+                and pipeline.loop.is_running()
+                and PROCESS.pid == self._pid
+                and (not pipeline.barriers.standing or not self._inside_barrier())
             ):
                 return opened
         return self._refuse()
@@ -74,7 +73,7 @@ class Submitting(Generic[StepT, ResultT]):
         pipeline = self._pipeline()
         if not pipeline.accepting:
             raise OrchestratorClosed("the orchestrator is being left; it accepts no more steps")
-        if os.getpid() != self._pid:
+        if PROCESS.pid != self._pid:
             raise MisuseError("the orchestrator was opened before a fork; open one in this process")
         if pipeline.failure is not None:
             raise fresh_error(pipeline.failure)
@@ -113,17 +112,7 @@ class Submitting(Generic[StepT, ResultT]):
         admission = opened.pipeline.admission
         if not admission.has_room():
             raise anyio.WouldBlock
-        if (
-            step_id is None
-            and program is None
-            and after is None
-            and opened.plain is not None
-            and not (wait_for or retries or timeout_s is not None)
-        ):
-            pipeline = opened.pipeline
-            accepted = Step(pipeline, opened.plain, step, None, attrs, pipeline.now())
-        else:
-            accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
+        accepted = new_step(opened, step, step_id, program, after, wait_for, timeout_s, retries, attrs)
         admission.accept(accepted)
         return StepHandle(accepted)
 
@@ -188,12 +177,36 @@ class Submitting(Generic[StepT, ResultT]):
             raise fresh_error(pipeline.admission.refusal)
         return StepHandle(accepted)
 
-    def turn_used_up(self, now_ns: int | None = None) -> bool:
+    def accept_plain(self, step: StepT, now_ns: int = 0) -> Step | None:
+        """For `map`: `submit_nowait` without arguments, which gives None where that raises `anyio.WouldBlock`."""
+        opened = self._ready()
+        pipeline, program = opened.pipeline, opened.plain
+        if program is None:
+            accepted = new_step(opened, step)
+        else:
+            accepted = Step(pipeline, program, step, None, None, now_ns or pipeline.now())
+        if pipeline.express(accepted):
+            return accepted
+        if not pipeline.admission.has_room():
+            return None
+        pipeline.admission.line_up(accepted)
+        return accepted
+
+    def turn_ns(self) -> int | None:
+        """The time, or None if the caller should let other tasks run before going on; counts as one look."""
+        opened = self._opened
+        if opened is None:
+            return 0  # results of a map may be taken after the end
+        now_ns = opened.pipeline.now()
+        self._since_yield = looks = self._since_yield + 1
+        if looks < YIELD_STEPS and now_ns < self._yield_at_ns:
+            return now_ns
+        self._since_yield = 0
+        self._yield_at_ns = now_ns + YIELD_NS
+        return None
+
+    def turn_used_up(self, now_ns: int) -> bool:
         """Whether the caller should let other tasks run before going on; counts as one look."""
-        if now_ns is None:
-            if self._opened is None:
-                return False  # results of a map may be taken after the end
-            now_ns = self._opened.pipeline.now()
         self._since_yield += 1
         if self._since_yield < YIELD_STEPS and now_ns < self._yield_at_ns:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from async_orch.exceptions import ConfigurationError
 from async_orch.logs import StepRecord, encode_lines
 
 __all__ = ["targets_for"]
+
+HOLD_NS = 100_000
+"""How long observers may keep the GIL before the writer offers it to others."""
 
 
 class FileTarget:
@@ -87,8 +91,13 @@ class CallableTarget:
         self._function = function
 
     def write(self, records: Sequence[StepRecord]) -> None:
+        let_go_at_ns = time.monotonic_ns() + HOLD_NS
         for record in records:
             self._function(record)
+            if time.monotonic_ns() > let_go_at_ns:
+                # An observer may take a while, and its neighbour on the loop should not wait for all of them.
+                time.sleep(0)
+                let_go_at_ns = time.monotonic_ns() + HOLD_NS
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Functions get step records only."""

@@ -47,7 +47,7 @@ def _parser(wanted: str | None) -> _Parser:
     """The parser; only the command that is `wanted` gets its arguments, as that imports its module."""
     parser = _Parser(
         prog="async-orch",
-        description="Reads the logs of steps that a host prepared for an accelerator.",
+        description="Reads the logs of steps that a host prepared for an accelerator, and measures and estimates.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")

@@ -88,8 +88,8 @@ class StepRecord(msgspec.Struct, frozen=True):
 
     Time on the device
         ``device_start_ns``, ``device_ns``: the kernels, on the clock that ``device_clock`` names: ``device``
-        (not comparable to the host's), ``anchored`` (the device's, shifted to the host's), ``host`` (taken
-        by the host when it saw the fences), ``none``. ``d2h_ns``: the output's copy. ``bubble_ns``: device
+        (the device's own, in host time), ``anchored`` (the device's, shifted to the host's once), ``host``
+        (read by the host when a marker was reached), ``none``. ``d2h_ns``: the output's copy. ``bubble_ns``: device
         start minus end of the step launched before, None for the first. ``starved_ns``: the part of the
         bubble before ``accept_ns``, when the device waited for the caller.
 

@@ -60,9 +60,10 @@ def _decode_all(
         [codec.encode(prompt) for prompt in options.prompts], options.tokens, config.max_position_embeddings
     )
     start_log(options.log)
+    program_type = _program_type(backend)
     runs = []
     for mode in options.modes:
-        program = Qwen3Decode(
+        program = program_type(
             options.model,
             batch=schedule.batch,
             capacity=schedule.capacity,
@@ -91,6 +92,15 @@ def _decode_all(
             )
         check_output()
     return runs
+
+
+def _program_type(backend: Backend) -> type[Qwen3Decode]:
+    """The decoder with kernels for the device: in OpenCL C where that is what runs there, else in numpy."""
+    if backend.info.backend != "opencl":
+        return Qwen3Decode
+    from examples.qwen3.opencl import OpenCLDecode  # noqa: PLC0415 - needs pyopencl, which the backend has imported
+
+    return OpenCLDecode
 
 
 def _check_environment(options: Options) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from async_orch._process_worker import BOOT
+from async_orch._process_boot import BOOT
 
 __all__ = ["is_gone", "worker_pids"]
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from async_orch.analysis._bubbles import Bubble, longest_bubbles
 from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
+from async_orch.analysis._consistency import StepContradictions
+from async_orch.analysis._estimate import Estimate, EstimateError, StepSizes, estimate
 from async_orch.analysis._figures import FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
 from async_orch.analysis._lines import MAX_LINE_NBYTES
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
-from async_orch.analysis._model import Setting
+from async_orch.analysis._model import Setting, StepCost
 from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._pieces import Contradiction, Reading, Record
@@ -54,6 +56,7 @@ __all__ = [
     "check",
     "chrome_trace",
     "compare",
+    "estimate",
     "limits_from",
     "longest_bubbles",
     "read",
@@ -73,6 +76,8 @@ __all__ = [
     "Comparison",
     "Contradiction",
     "Distribution",
+    "Estimate",
+    "EstimateError",
     "FIGURES",
     "Finding",
     "Group",
@@ -97,7 +102,10 @@ __all__ = [
     "Source",
     "Span",
     "SpanGroup",
+    "StepContradictions",
+    "StepCost",
     "StepFrame",
+    "StepSizes",
     "Summary",
     "TraceExtent",
     "Verdict",

@@ -22,7 +22,7 @@ class StepFrame:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], kinds: Sequence[Kind], rows: npt.NDArray[np.intp] | None = None
+        self, blocks: Sequence[Block], kinds: Sequence[Kind], rows: npt.NDArray[np.intp] | slice | None = None
     ) -> None:
         self._blocks = tuple(blocks)
         self._rows = rows
@@ -34,7 +34,9 @@ class StepFrame:
         return self._taken([block.kinds for block in self._blocks], np.int32)
 
     def __len__(self) -> int:
-        return sum(len(block.kinds) for block in self._blocks) if self._rows is None else len(self._rows)
+        if self._rows is None:
+            return sum(len(block.kinds) for block in self._blocks)
+        return self._rows.stop - self._rows.start if isinstance(self._rows, slice) else len(self._rows)
 
     def __getitem__(self, name: str) -> np.ma.MaskedArray[Any, np.dtype[np.int64]]:
         """A column as a masked array of int64, shape (steps,). Raises `KeyError` for a name that is no figure."""
@@ -51,6 +53,14 @@ class StepFrame:
         whole = np.concatenate(parts) if parts else np.empty(0, dtype)
         return whole if self._rows is None else whole[self._rows]
 
+    def parts(self) -> Iterator[StepFrame]:
+        """The same steps in frames of bounded size, one after the other, where they are held so."""
+        if self._rows is None:
+            for block in self._blocks:
+                yield StepFrame([block], self.kinds)
+        else:
+            yield self
+
     def where(self, condition: Callable[[Kind], bool]) -> StepFrame:
         """The steps of the kinds for which `condition` holds."""
         held = np.array([condition(kind) for kind in self.kinds], np.bool_)
@@ -61,7 +71,14 @@ class StepFrame:
         if rows.dtype == np.bool_ and bool(rows.all()):
             return self
         chosen: npt.NDArray[np.intp] = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.intp)
-        return StepFrame(self._blocks, self.kinds, chosen if self._rows is None else self._rows[chosen])
+        if isinstance(self._rows, slice):
+            chosen = chosen + self._rows.start
+        elif self._rows is not None:
+            chosen = self._rows[chosen]
+        if len(chosen) and chosen[-1] - chosen[0] == len(chosen) - 1 and bool(np.all(np.diff(chosen) == 1)):
+            # Neighbours, such as all steps but a first cold one: a slice is taken without copying.
+            return StepFrame(self._blocks, self.kinds, slice(int(chosen[0]), int(chosen[-1]) + 1))
+        return StepFrame(self._blocks, self.kinds, chosen)
 
     def texts(self, name: str) -> list[Any]:
         """A text of `Kind` for each row, such as ``frame.texts("program")``."""

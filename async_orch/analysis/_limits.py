@@ -66,11 +66,12 @@ SHORTHANDS: Final[Mapping[str, tuple[str, Literal["max", "min"], float, str]]] =
     "max_failed": ("failed", "max", 1, "steps that failed"),
     "max_missing": ("missing", "max", 1, "steps whose end is not in the log"),
     "max_skipped": ("skipped", "max", 1, "pieces of the log that could not be read"),
+    "max_contradictions": ("contradictions", "max", 1, "records whose figures disagree with each other"),
     "min_steps": ("steps", "min", 1, "steps in the log"),
 }
 """Limits with a name of their own: the measure, the side, its scale, and what it is."""
 
-_OF_THE_LOG: Final = frozenset({"failed", "skipped", "steps"})
+_OF_THE_LOG: Final = frozenset({"failed", "skipped", "contradictions", "steps"})
 _OF_A_RUN: Final[dict[str, Callable[[Run], float | None]]] = {
     "overlap": lambda run: None if run.overlap is None else run.overlap.efficiency,
     "idle": lambda run: run.device_idle_share,
@@ -146,6 +147,8 @@ def _of_the_log(analysis: Analysis, measure: str) -> int:
         return analysis.summary.events.get("step.failed", 0)
     if measure == "skipped":
         return sum(analysis.reading.skipped.values()) + len(analysis.reading.damaged)
+    if measure == "contradictions":
+        return analysis.reading.contradictions + analysis.reading.step_contradictions.steps
     return analysis.reading.steps + analysis.reading.host_orch_lines
 
 

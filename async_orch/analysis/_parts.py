@@ -1,8 +1,9 @@
-"""A large log in several parts, each read by a process of its own.
+"""A large log in many parts, read by several processes that take the next part whenever they are done with one.
 
-Decoding holds the GIL, so more cores help only as more processes. A part goes to a child of this interpreter, which
-reads it into columns and writes those to its standard output. A part in which there is more than step records and
-events of ours, or whose child could not do its work, is read here instead, so that the result is the same either way.
+Decoding holds the GIL, so more cores help only as more processes. Children of this interpreter and the process itself
+draw parts from one pipe; the children keep what they read in columns and write those to their standard output when no
+part is left. A part in which there is more than step records and events of ours, or whose child could not do its work,
+is read here once more, so that the result is the same either way.
 """
 
 from __future__ import annotations
@@ -12,35 +13,58 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
+from async_orch.analysis._cores import cores
+from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES
 from async_orch.analysis._sources import COMPRESSED
 from async_orch.analysis._table import FIGURE_FIELDS, Block, Column
 
-__all__ = ["PartHeader", "PartProcess", "divided", "receive", "send"]
+__all__ = ["Division", "Part", "PartHeader", "PartRead", "divided", "drawn", "send"]
 
 _LEAST_NBYTES: Final = 64 << 20
+_PART_NBYTES: Final = 16 << 20
+_MAX_PARTS: Final = 512  # their numbers fit a pipe at once
 _MAX_PROCESSES: Final = 4
+_TICKET_NBYTES: Final = 2
 _LENGTH_NBYTES: Final = 8
+_PACKAGE: Final = Path(__file__).parent.parent
+# The package's own __init__ imports the engine, which takes longer than reading the first part and is not needed.
+_START: Final = """\
+import sys, types
+package = sys.modules["async_orch"] = types.ModuleType("async_orch")
+package.__path__ = [sys.argv[1]]
+from async_orch.analysis._worker import main
+raise SystemExit(main(sys.argv[2:]))
+"""
+
+
+class Part(NamedTuple):
+    """Whole lines of a file: the bytes from ``start`` to ``end``."""
+
+    start: int
+    end: int
 
 
 class PartHeader(msgspec.Struct):
-    """What a child says of its part before the columns: counts, kinds by number, columns with one value only.
+    """What was read of part ``number``, beside the columns: counts, kinds by number, columns with one value only.
 
-    ``steps_only`` is false where the part holds something that the columns do not; then nothing follows.
+    ``steps_only`` is false where the part holds something that the columns do not; then there are none.
     """
 
+    number: int
     steps_only: bool
     rows: int = 0
     lines: int = 0
     invalid: int = 0
+    unknown_schema: int = 0
     other_events: int = 0
     skipped: dict[str, int] = {}
     runs: dict[str, dict[str, Any]] = {}
@@ -48,42 +72,76 @@ class PartHeader(msgspec.Struct):
     constant: dict[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class PartProcess:
-    """A child that reads the bytes from ``start`` to ``end`` of a file."""
+class PartRead(NamedTuple):
+    """A part that holds nothing but steps, in columns."""
 
-    start: int
-    end: int
-    process: subprocess.Popen[bytes]
+    header: PartHeader
+    blocks: list[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A file in parts, in their order, and the children that read some of them. Without children there are none."""
+
+    parts: list[Part]
+    children: list[subprocess.Popen[bytes]]
+    tickets: int
+
+    def draw(self) -> Iterator[int]:
+        """Numbers of parts for this process to read, as long as there are any."""
+        return drawn(self.tickets)
+
+    def collect(self) -> dict[int, PartRead]:
+        """What the children read, by number of the part; what they could not read is missing."""
+        found: dict[int, PartRead] = {}
+        for child in self.children:
+            while child.stdout is not None and (part := _receive(child.stdout)) is not None:
+                if part.header.steps_only and 0 <= part.header.number < len(self.parts):
+                    found[part.header.number] = part
+        return found
 
 
 @contextmanager
-def divided(path: Path) -> Iterator[tuple[int, list[PartProcess]]]:
-    """Start children for all but the first part of a file; gives the end of the first part, and the others in order.
+def divided(path: Path) -> Iterator[Division]:
+    """Divide a file and start children that read parts of it; those that are left at the end are killed.
 
-    Without children (a small or compressed file, one core) the first part ends at 0. Children that are left at the
-    end are killed.
+    A small or compressed file, and any file where there is one core, is not divided.
     """
-    processes: list[PartProcess] = []
-    bounds = _bounds(path)
-    try:
-        for start, end in itertools.pairwise(bounds[1:]):
-            command = [sys.executable, "-m", "async_orch.analysis._worker", os.fspath(path), str(start), str(end)]
-            process = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    parts = _parts_of(path)
+    with ExitStack() as stack:
+        if not parts:
+            yield Division([], [], -1)
+            return
+        tickets, numbers = os.pipe()
+        stack.callback(os.close, tickets)
+        with open(numbers, "wb") as pipe:  # noqa: PTH123 - a descriptor
+            pipe.write(b"".join(number.to_bytes(_TICKET_NBYTES, "little") for number in range(len(parts))))
+        children = []
+        for _ in range(min(cores(), _MAX_PROCESSES) - 1):
+            command = [sys.executable, "-c", _START, os.fspath(_PACKAGE), os.fspath(path)]
+            command += [f"{part.start}-{part.end}" for part in parts]
+            child = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
+                command, stdin=tickets, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-            processes.append(PartProcess(start, end, process))
-        yield bounds[1] if processes else 0, processes
-    finally:
-        for part in processes:
-            part.process.kill()
-            part.process.communicate()
+            stack.callback(_end, child)
+            children.append(child)
+        yield Division(parts, children, tickets)
 
 
-def _bounds(path: Path) -> list[int]:
-    """Where parts begin and end, each after a line end; two or fewer if the file is not worth dividing."""
-    count = min(_cores(), _MAX_PROCESSES)
-    if count < 2 or not sys.executable or not path.is_file():
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
+
+
+def drawn(tickets: int) -> Iterator[int]:
+    """Numbers of parts from the pipe `tickets`, which several processes read: each number comes up in one of them."""
+    while len(ticket := os.read(tickets, _TICKET_NBYTES)) == _TICKET_NBYTES:
+        yield int.from_bytes(ticket, "little")
+
+
+def _parts_of(path: Path) -> list[Part]:
+    """The whole lines of a file in parts; none if it is not worth dividing. What follows the last one is left."""
+    if min(cores(), _MAX_PROCESSES) < 2 or not sys.executable or not path.is_file():
         return []
     size = path.stat().st_size
     if size < _LEAST_NBYTES:
@@ -91,47 +149,39 @@ def _bounds(path: Path) -> list[int]:
     with path.open("rb") as file:
         if file.read(4).startswith(COMPRESSED):
             return []
-        found = [0]
-        for part in range(1, count):
-            file.seek(size * part // count)
+        count = min(max(size // _PART_NBYTES, 2), _MAX_PARTS)
+        bounds = [0]
+        for number in range(1, count):
+            file.seek(size * number // count)
             after = file.readline(MAX_LINE_NBYTES)
             if not after.endswith(b"\n"):
                 return []
-            found.append(file.tell())
+            bounds.append(file.tell())
         file.seek(size - MAX_LINE_NBYTES)
         last = file.read(MAX_LINE_NBYTES).rfind(b"\n")
-        return [*found, size - MAX_LINE_NBYTES + last + 1] if last >= 0 else []
+    bounds.append(size - MAX_LINE_NBYTES + last + 1)
+    parts = [Part(start, end) for start, end in itertools.pairwise(bounds)]
+    return parts if last >= 0 and all(part.start < part.end for part in parts) else []
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def send(target: IO[bytes], header: PartHeader, columns: dict[str, Column], kinds: Column) -> None:
-    """Write a part's header and columns."""
-    if header.steps_only:
-        header.constant = {
-            name: int(values[0])
-            for name, values in columns.items()
-            if len(values) and bool(np.all(values == values[0]))
-        }
+def send(target: IO[bytes], header: PartHeader, frame: StepFrame) -> None:
+    """Write a part's header and its steps, holding one column at a time."""
+    for name in FIGURE_FIELDS if len(frame) else ():
+        values = frame.column(name)
+        if np.all(values == values[0]):
+            header.constant[name] = int(values[0])
     text = msgspec.json.encode(header)
     target.write(len(text).to_bytes(_LENGTH_NBYTES, "little") + text)
     if header.steps_only:
-        target.write(kinds.tobytes())
+        target.write(frame.kind.astype(np.int64).tobytes())
         for name in FIGURE_FIELDS:
             if name not in header.constant:
-                target.write(columns[name].tobytes())
+                target.write(frame.column(name).tobytes())
     target.flush()
 
 
-def receive(part: PartProcess) -> tuple[PartHeader, Block] | None:
-    """What a child found; None if it gave up or failed."""
-    source = part.process.stdout
-    if source is None:
-        return None
+def _receive(source: IO[bytes]) -> PartRead | None:
+    """The next part that a child read; None if it has no more, or failed."""
     length = source.read(_LENGTH_NBYTES)
     if len(length) < _LENGTH_NBYTES:
         return None
@@ -140,7 +190,7 @@ def receive(part: PartProcess) -> tuple[PartHeader, Block] | None:
     except msgspec.DecodeError:
         return None
     if not header.steps_only:
-        return None
+        return PartRead(header, [])
     kinds = _column(source, header.rows)
     columns: dict[str, Column] = {}
     for name in FIGURE_FIELDS:
@@ -150,19 +200,16 @@ def receive(part: PartProcess) -> tuple[PartHeader, Block] | None:
             columns[name] = values
         else:
             return None
-    if kinds is None or part.process.wait() != 0:
-        return None
-    return header, Block(columns, kinds.astype(np.int32))
+    return None if kinds is None else PartRead(header, [Block(columns, kinds.astype(np.int32))])
 
 
 def _column(source: IO[bytes], rows: int) -> Column | None:
-    values = bytearray(rows * 8)
-    view = memoryview(values)
+    values = np.empty(rows, np.int64)
+    view = values.data.cast("B")
     position = 0
     while position < len(view):
-        piece = source.read(min(len(view) - position, 1 << 20))
-        if not piece:
+        count = source.readinto(view[position:])  # type: ignore[attr-defined] # a pipe is a BufferedReader
+        if not count:
             return None
-        view[position : position + len(piece)] = piece
-        position += len(piece)
-    return np.frombuffer(values, np.int64)
+        position += count
+    return values

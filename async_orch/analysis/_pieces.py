@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from async_orch.analysis import _host_orch, _markers
+from async_orch.analysis._consistency import NO_CONTRADICTIONS, StepContradictions
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
 from async_orch.logs import SCHEMAS_READ, HostOrch, StepRecord
 
@@ -86,7 +87,8 @@ class Reading:
     ``skipped``: pieces by kind, most frequent first. ``contradictions``: how many ``host-orch:`` lines disagree
     with themselves, the first few of them in ``first_contradictions``. ``modes``: the mode of each run whose
     ``orchestrator.opened`` was read. ``damaged``: compressed files that break off or are corrupt, in words.
-    ``hint``: what to do if nothing could be read, where the first bytes tell.
+    ``hint``: what to do if nothing could be read, where the first bytes tell. ``step_contradictions``: step records
+    that disagree with themselves (`read_frames` only).
     """
 
     lines: int
@@ -102,6 +104,7 @@ class Reading:
     modes: dict[str, str]
     damaged: tuple[str, ...]
     hint: str | None
+    step_contradictions: StepContradictions = NO_CONTRADICTIONS
 
     @property
     def records(self) -> int:
@@ -141,6 +144,12 @@ class PieceReader:
             damaged=tuple(self.damaged),
             hint=self.hint,
         )
+
+    @property
+    def more_than_steps(self) -> bool:
+        """Whether anything was found that is not in the columns of steps, or in counts."""
+        others = sum(count for kind, count in self.counts.items() if kind is not StepRecord)
+        return bool(others or self.hint or self.contradictions)
 
     def skip(self, kind: str, count: int = 1) -> None:
         """Count pieces that give no record."""

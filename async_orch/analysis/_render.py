@@ -24,6 +24,7 @@ __all__ = [
     "as_json",
     "as_markdown",
     "as_table",
+    "contradiction_lines",
     "document",
     "group_table",
     "host_orch_lines",
@@ -52,7 +53,7 @@ def _document(analysis: Analysis, name: str, render: Callable[[Table], Iterator[
     summary = analysis.summary
     lines = [f"{name}: {reading_line(analysis.reading)}"]
     lines += analysis.reading.damaged
-    lines += _contradictions(analysis.reading)
+    lines += contradiction_lines(analysis.reading)
     if summary.events:
         counts = (f"{count} {event.removeprefix('step.')}" for event, count in summary.events.items())
         lines.append("steps: " + ", ".join(counts))
@@ -91,7 +92,8 @@ def reading_line(reading: Reading) -> str:
     return f"{text}, none skipped"
 
 
-def _contradictions(reading: Reading) -> Iterator[str]:
+def contradiction_lines(reading: Reading) -> Iterator[str]:
+    """Which records disagree with themselves, and how, in lines of text; none if none does."""
     if reading.contradictions:
         lines = "1 host-orch line disagrees with itself"
         if reading.contradictions > 1:
@@ -99,6 +101,16 @@ def _contradictions(reading: Reading) -> Iterator[str]:
         yield f"warning: {lines}; figures are as printed, bw is computed from them:"
         yield from (f"  line {item.line_number}: {item.text}" for item in reading.first_contradictions)
         if reading.contradictions > len(reading.first_contradictions):
+            yield "  ..."
+    of_steps = reading.step_contradictions
+    if of_steps.steps:
+        records = "1 step record disagrees with itself"
+        if of_steps.steps > 1:
+            records = f"{of_steps.steps} step records disagree with themselves"
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in of_steps.kinds.items())
+        yield f"warning: {records}; figures are taken as they stand ({kinds}):"
+        yield from (f"  {text}" for text in of_steps.first)
+        if of_steps.steps > len(of_steps.first):
             yield "  ..."
 
 

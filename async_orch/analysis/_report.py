@@ -11,7 +11,7 @@ import msgspec
 
 from async_orch.analysis._bubbles import longest_bubbles
 from async_orch.analysis._frames import StepFrame
-from async_orch.analysis._render import Table, group_table, reading_line
+from async_orch.analysis._render import Table, contradiction_lines, group_table, reading_line
 from async_orch.analysis._report_data import RunCharts, charts_of
 from async_orch.analysis._scan import LogFrames
 from async_orch.analysis._stages import STAGES
@@ -45,7 +45,7 @@ def report_page(frames: LogFrames, name: str) -> bytes:
     lines = summary.group("unmarked")
     if lines is not None:
         tables.append("<h2>host-orch lines</h2>" + _group(lines))
-    notes = [*frames.reading.damaged]
+    notes = [*frames.reading.damaged, *contradiction_lines(frames.reading)]
     if len(summary.runs) > len(runs):
         notes.append(f"The page shows the first {len(runs)} of {len(summary.runs)} runs.")
     page = resources.files("async_orch.analysis") / "page"

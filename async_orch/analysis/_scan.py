@@ -12,21 +12,23 @@ import msgspec
 import numpy as np
 
 from async_orch.analysis._columns import LineRows
+from async_orch.analysis._consistency import step_contradictions
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
-from async_orch.analysis._parts import PartHeader, PartProcess, divided, receive, send
+from async_orch.analysis._parts import Division, Part, PartHeader, PartRead, divided, send
 from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Reading, Record
 from async_orch.analysis._sources import Source, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
-from async_orch.analysis._table import FIGURE_FIELDS, Figures, Kind, StepTable
+from async_orch.analysis._table import Figures, Kind, StepTable
 from async_orch.analysis._unique import first_of_each_step
-from async_orch.logs import SCHEMAS_READ, HostOrch, StepRecord
+from async_orch.logs import HostOrch, StepRecord
 
 __all__ = ["LogFrames", "Scanner", "read_frames"]
 
-# Some 200 lines: what was decoded from them is still in the cache when the columns are made.
-_CHUNK_NBYTES: Final = 1 << 17
+# Some 60 lines: what was decoded from them is still in the cache when the columns are made.
+_CHUNK_NBYTES: Final = 1 << 16
+_LINE_END: Final = ord("\n")
 _MAX_ANCHORS: Final = 1 << 20
 
 _decoder: Final = msgspec.json.Decoder(Figures)
@@ -73,66 +75,87 @@ class Scanner:
         """Take all of a source, of a large file in several processes. Raises `OSError` if it cannot be read."""
         if isinstance(source, str | os.PathLike):
             path = Path(source)
-            with divided(path) as (first_end, parts):
-                if parts:
-                    self._read_divided(path, first_end, parts)
+            with divided(path) as division:
+                if division.parts:
+                    self._read_divided(path, division)
                     return
         with opened(source, self._pieces.damaged.append) as stream:
             while data := stream.read(_CHUNK_NBYTES):
                 self.feed(data)
         self.end()
 
-    def _read_divided(self, path: Path, first_end: int, parts: list[PartProcess]) -> None:
-        self.read_range(path, 0, first_end, at_start=True)
-        for part in parts:
-            found = receive(part)
-            if found is None:
-                self.read_range(path, part.start, part.end)
-                continue
-            header, block = found
-            self._flush()
-            self._steps.append(block, [Kind(*kind) for kind in header.kinds])
-            self._steps.invalid += header.invalid
-            self._pieces.take_counts(
-                header.lines, header.rows + header.invalid, header.other_events, header.skipped, header.runs
-            )
+    def _read_divided(self, path: Path, division: Division) -> None:
+        found: dict[int, PartRead] = {}
+        for number in division.draw():
+            scanner = Scanner()
+            if scanner.read_part(path, division.parts[number]):
+                found[number] = scanner.part(number)
+        found |= division.collect()
+        self._flush()
+        for number, part in enumerate(division.parts):
+            if number in found:
+                self._take_part(found.pop(number))
+            else:
+                self._read_range(path, part)
         # What stands after the last line end, and what was written since.
         with path.open("rb") as file:
-            file.seek(parts[-1].end)
+            file.seek(division.parts[-1].end)
             while data := file.read(_CHUNK_NBYTES):
                 self.feed(data)
         self.end()
 
-    def read_range(self, path: Path, start: int, end: int, *, at_start: bool = False) -> None:
-        """Take the bytes from `start` to `end` of a file, which are whole lines. Raises `OSError`."""
-        self._at_start = at_start
+    def _take_part(self, part: PartRead) -> None:
+        header = part.header
+        kinds = [Kind(*kind) for kind in header.kinds]
+        for block in part.blocks:
+            self._steps.append(block, kinds)
+        self._steps.invalid += header.invalid
+        self._steps.unknown_schema += header.unknown_schema
+        steps = header.rows + header.invalid + header.unknown_schema
+        self._pieces.take_counts(header.lines, steps, header.other_events, header.skipped, header.runs)
+
+    def _read_range(self, path: Path, part: Part, *, steps_only: bool = False) -> bool:
+        """Take a part of a file. False, and not all of it is read, if it holds more than steps and they are wanted."""
+        start, end = part
+        self._at_start = start == 0
         with path.open("rb") as file:
             file.seek(start)
             while start < end and (data := file.read(min(_CHUNK_NBYTES, end - start))):
                 start += len(data)
                 self.feed(data)
-
-    def send_part(self, target: IO[bytes]) -> None:
-        """Write what was read for `_read_divided` of another process; only that it is more than steps, if so."""
+                if steps_only and self._pieces.more_than_steps:
+                    return False
         self._flush()
+        return True
+
+    def read_part(self, path: Path, part: Part) -> bool:
+        """Take a part of a file if it holds nothing but steps and events of ours. Raises `OSError`."""
+        return self._read_range(path, part, steps_only=True)
+
+    def part(self, number: int) -> PartRead:
+        """What `read_part` read, as part `number`."""
         reading = self._pieces.reading()
-        others = (reading.host_orch_lines, reading.spans, reading.bind_phases, reading.clock_anchors, reading.hint)
-        if any(others):
-            send(target, PartHeader(steps_only=False), {}, np.empty(0, np.int64))
-            return
         blocks, kinds = self._steps.blocks()
-        frame = StepFrame(blocks, kinds)
         header = PartHeader(
-            steps_only=True,
-            rows=len(frame),
+            number=number,
+            steps_only=not self._pieces.more_than_steps,
+            rows=sum(len(block.kinds) for block in blocks),
             lines=reading.lines,
             invalid=self._steps.invalid,
+            unknown_schema=self._steps.unknown_schema,
             other_events=reading.other_events,
             skipped=reading.skipped,
             runs=self._pieces.runs,
             kinds=[list(kind) for kind in kinds],
         )
-        send(target, header, {name: frame.column(name) for name in FIGURE_FIELDS}, frame.kind.astype(np.int64))
+        return PartRead(header, blocks)
+
+    def send_part(self, target: IO[bytes], number: int) -> None:
+        """Write what `read_part` read; only that it is more than steps, if so."""
+        header, blocks = self.part(number)
+        if not header.steps_only:
+            header, blocks = PartHeader(number, steps_only=False), []
+        send(target, header, StepFrame(blocks, []))
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""
@@ -158,7 +181,12 @@ class Scanner:
         steps, duplicates = first_of_each_step(StepFrame(blocks, kinds))
         reading = self._pieces.reading()
         skipped = dict(reading.skipped)
-        for kind, count in (("invalid", self._steps.invalid), ("duplicate", duplicates)):
+        of_steps = {
+            "invalid": self._steps.invalid,
+            "unknown_schema": self._steps.unknown_schema,
+            "duplicate": duplicates,
+        }
+        for kind, count in of_steps.items():
             if count:
                 skipped[kind] = skipped.get(kind, 0) + count
         anchors = (*_anchors_of(self._pieces.runs), *self._anchors)
@@ -171,7 +199,8 @@ class Scanner:
             opened=dict(self._pieces.runs),
             reading=replace(
                 reading,
-                steps=reading.steps - self._steps.invalid - duplicates,
+                steps=reading.steps - sum(of_steps.values()),
+                step_contradictions=step_contradictions(steps),
                 skipped=dict(sorted(skipped.items(), key=lambda item: (-item[1], item[0]))),
             ),
         )
@@ -186,12 +215,13 @@ class Scanner:
             self._take_lines(block, open_end=open_end)
 
     def _take_whole(self, block: bytes) -> bool:
-        """Take a block that holds nothing but a good step record on each line; False if it is not one."""
+        """Take a block that holds nothing but a step record on each line; False if it is not one."""
         try:
             records = _decode_block(block)
         except DECODE_ERRORS:
             return False
-        if len(records) != block.count(b"\n") or any(record.schema not in SCHEMAS_READ for record in records):
+        # numpy counts bytes ten times as fast as `bytes.count`.
+        if len(records) != np.count_nonzero(np.frombuffer(block, np.uint8) == _LINE_END):
             return False
         self._pieces.lines += len(records)
         self._pieces.counts[StepRecord] += len(records)
@@ -218,10 +248,7 @@ class Scanner:
                 except DECODE_ERRORS:
                     pass
                 else:
-                    if record.schema in SCHEMAS_READ:
-                        good.append(record)
-                    else:
-                        pieces.skip("unknown_schema")
+                    good.append(record)
                     continue
             for piece in pieces.read_line(line, open_end=open_end):
                 self._add(piece)

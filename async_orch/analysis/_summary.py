@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from async_orch.analysis._columns import JoinedRows, Rows, StepRows
+from async_orch.analysis._distributions import distributions
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
@@ -256,12 +257,7 @@ def _cold_and_warm(runs: list[_RunParts]) -> tuple[Group, ...]:
 def _group(
     name: GroupName, rows: Rows, step_ns: Column | None = None, cold_reasons: dict[str, int] | None = None
 ) -> Group:
-    figures: dict[str, Distribution] = {}
-    for figure in LINE_FIGURES if name == "unmarked" else FIGURES[:-1]:
-        values = rows.figure(figure)
-        known = distribution(values[values != MISSING])
-        if known is not None:
-            figures[figure] = known
+    figures = distributions(rows, LINE_FIGURES if name == "unmarked" else FIGURES[:-1])
     intervals = None if step_ns is None else distribution(step_ns)
     if intervals is not None:
         figures["step_ns"] = intervals

@@ -6,16 +6,17 @@ combination, its `Kind`.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from operator import attrgetter
+import contextlib
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.logs import FIELDS, StepRecord
+from async_orch.logs import FIELDS, SCHEMAS_READ, StepRecord
 
 __all__ = ["FIGURE_FIELDS", "MISSING", "Block", "Column", "Figures", "Kind", "StepTable"]
 
@@ -30,7 +31,9 @@ FIGURE_FIELDS: Final = tuple(name for name in FIELDS if name.endswith(("_ns", "_
 
 _BLOCK_ROWS: Final = 1 << 16
 _MAX_KINDS: Final = 1 << 16
-_MISSING_BYTES: Final = array("q", [MISSING]).tobytes()
+_MAX_HALVES: Final = 256
+_TOO_MANY: Final = -1  # in place of a kind's number: more kinds than are told apart
+_UNKNOWN_SCHEMA: Final = -2
 _DAMAGED: Final = 2**63 - 1  # stands for a figure that does not fit 64 bits, until its row is dropped
 
 
@@ -62,16 +65,13 @@ _PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which ar
 Figures: Final[Any] = msgspec.defstruct(
     "Figures",
     [
-        (name, _PLAIN_TYPES[name], *((None,) if name in _LATER_FIELDS else ()))
+        (name, _PLAIN_TYPES[name], None) if name in _LATER_FIELDS else (name, _PLAIN_TYPES[name])
         for name in FIELDS
         if name in (*FIGURE_FIELDS, *Kind._fields, "schema")
     ],
     gc=False,
 )
 """A `StepRecord` without the texts that no figure depends on (``attrs``, ``error``, ...): read in half the time."""
-
-_kind_of: Final = attrgetter(*Kind._fields)
-_GETTERS: Final = tuple(attrgetter(name) for name in FIGURE_FIELDS)
 
 
 class Block(NamedTuple):
@@ -81,69 +81,158 @@ class Block(NamedTuple):
     kinds: npt.NDArray[np.int32]
 
 
+class _Layout:
+    """Where the figures and texts of a record type stand in the tuple of its fields."""
+
+    def __init__(self, record_type: Any) -> None:
+        names: tuple[str, ...] = record_type.__struct_fields__
+        self.figures = tuple(names.index(name) for name in FIGURE_FIELDS)
+        self.texts = itemgetter(names.index("schema"), *(names.index(name) for name in Kind._fields))
+        self._halves: dict[tuple[int, ...], tuple[npt.NDArray[np.intp], _Get, _Get]] = {}
+
+    def halves(self, row: Sequence[Any]) -> tuple[npt.NDArray[np.intp], _Get, _Get]:
+        """For rows that lack the figures that `row` lacks: numbers of the columns they have, getters of both halves."""
+        lacking = tuple(index for index in self.figures if row[index] is None)
+        found = self._halves.get(lacking)
+        if found is None:
+            known = [column for column, index in enumerate(self.figures) if index not in lacking]
+            found = np.array(known, np.intp), _getter([self.figures[column] for column in known]), _getter(lacking)
+            if len(self._halves) < _MAX_HALVES:
+                self._halves[lacking] = found
+        return found
+
+
+_Get: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def _getter(indices: Sequence[int]) -> _Get:
+    """`itemgetter` that gives a tuple for one index, and for none, too."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return lambda row: tuple(row[index] for index in indices)
+
+
+_LAYOUTS: Final = {Figures: _Layout(Figures), StepRecord: _Layout(StepRecord)}
+_astuple: Final = msgspec.structs.astuple
+
+
 class _KindNumbers(dict[tuple[Any, ...], int]):
+    """The number of (schema, *kind); negative where the row is not to be kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: dict[tuple[Any, ...], int] = {}
+
     def __missing__(self, key: tuple[Any, ...]) -> int:
-        number = len(self) if len(self) < _MAX_KINDS else -1
-        if number >= 0:
+        schema, *kind = key
+        number = _UNKNOWN_SCHEMA
+        if schema in SCHEMAS_READ:
+            number = self.number(tuple(kind))
+        if len(self) < 2 * _MAX_KINDS:
             self[key] = number
         return number
+
+    def number(self, kind: tuple[Any, ...]) -> int:
+        if len(self.kinds) >= _MAX_KINDS:
+            return self.kinds.get(kind, _TOO_MANY)
+        return self.kinds.setdefault(kind, len(self.kinds))
 
 
 class StepTable:
     """Rows of steps that grow at their end.
 
     ``invalid`` counts rows that were dropped because a figure is negative or larger than can be meant, and rows of
-    more different runs than are told apart.
+    more different runs than are told apart; ``unknown_schema`` those of a schema that is not read.
     """
 
     def __init__(self) -> None:
         self.invalid = 0
+        self.unknown_schema = 0
         self._numbers = _KindNumbers()
         self._blocks: list[Block] = []
-        self._new_block()
-
-    def _new_block(self) -> None:
-        self._open = [array("q") for _ in FIGURE_FIELDS]
-        self._open_kinds = array("i")
+        self._open, self._open_kinds = _empty_block(0)  # the block that is being filled
+        self._filled = 0  # rows in it
+        self._pending: list[npt.NDArray[np.int64]] = []  # the last of these rows, still row by row
+        self._pending_columns: npt.NDArray[np.intp] = np.empty(0, np.intp)  # the columns that those have
 
     def extend(self, records: Sequence[Any]) -> None:
-        """Add records: `Figures`, or `StepRecord`, which has the same names."""
-        for column, get in zip(self._open, _GETTERS, strict=True):
-            values = list(map(get, records))
-            if values and values[0] is None and values.count(None) == len(values):
-                column.frombytes(_MISSING_BYTES * len(values))
-                continue
-            try:
-                column.fromlist(values)  # all or nothing
-            except (TypeError, OverflowError):
-                column.fromlist([MISSING if value is None else _fitted(value) for value in values])
-        self._open_kinds.extend(map(self._numbers.__getitem__, map(_kind_of, records)))
-        if len(self._open_kinds) >= _BLOCK_ROWS:
-            self._close_block()
+        """Add records of one type: `Figures` or `StepRecord`."""
+        if not records:
+            return
+        for first in range(0, len(records), _BLOCK_ROWS):
+            part = records[first : first + _BLOCK_ROWS]
+            if self._filled + len(part) > _BLOCK_ROWS:
+                self._close_block()
+            self._fill(list(map(_astuple, part)), _LAYOUTS[type(part[0])])
+
+    def _fill(self, rows: list[tuple[Any, ...]], layout: _Layout) -> None:
+        """Add rows, fast where all of them lack the same figures and are of one kind, as most neighbours are."""
+        count = len(rows)
+        if not self._filled:
+            self._open, self._open_kinds = _empty_block(_BLOCK_ROWS)  # memory that is not touched yet costs nothing
+        place = slice(self._filled, self._filled + count)
+        columns, known, lacking = layout.halves(rows[0])
+        if columns is not self._pending_columns:
+            self._place_pending()
+            self._pending_columns = columns
+        values = None
+        if list(map(lacking, rows)).count(lacking(rows[0])) == count:
+            with contextlib.suppress(TypeError, OverflowError):  # a row lacks more than the first; damage
+                values = np.fromiter(chain.from_iterable(map(known, rows)), np.int64, count * len(columns))
+        if values is None:
+            self._fill_mixed(rows, layout, place)
+        else:
+            self._pending.append(values.reshape(count, len(columns)))
+        texts = list(map(layout.texts, rows))
+        if texts.count(texts[0]) == count:
+            self._open_kinds[place] = self._numbers[texts[0]]
+        else:
+            self._open_kinds[place] = list(map(self._numbers.__getitem__, texts))
+        self._filled += count
+
+    def _fill_mixed(self, rows: list[tuple[Any, ...]], layout: _Layout, place: slice) -> None:
+        self._place_pending()
+        for column, index in enumerate(layout.figures):
+            values = map(itemgetter(index), rows)
+            self._open[column, place] = [MISSING if value is None else _fitted(value) for value in values]
+
+    def _place_pending(self) -> None:
+        """Turn the rows that wait for it into columns; they end where `_filled` is."""
+        if self._pending:
+            values = np.concatenate(self._pending)
+            place = slice(self._filled - len(values), self._filled)
+            self._open[:, place] = MISSING
+            for position, column in enumerate(self._pending_columns):
+                self._open[column, place] = values[:, position]
+            self._pending.clear()
 
     def _close_block(self) -> None:
-        if not len(self._open_kinds):
+        self._place_pending()
+        count, self._filled = self._filled, 0
+        if not count:
             return
-        kinds = np.array(self._open_kinds, np.int32)
-        columns = {name: np.array(values) for name, values in zip(FIGURE_FIELDS, self._open, strict=True)}
-        self._new_block()
+        kinds = self._open_kinds[:count]
+        columns = {name: self._open[column, :count] for column, name in enumerate(FIGURE_FIELDS)}
+        self._open, self._open_kinds = _empty_block(0)
         good = kinds >= 0
+        self.unknown_schema += int(np.count_nonzero(kinds == _UNKNOWN_SCHEMA))
+        wanted = int(np.count_nonzero(kinds != _UNKNOWN_SCHEMA))
         for name, values in columns.items():
             least, most = _BOUNDS[name]
             if values.max() > most or (values.min() < least and np.any((values < least) & (values != MISSING))):
                 good &= (values <= most) & ((values >= least) | (values == MISSING))
-        dropped = len(kinds) - int(np.count_nonzero(good))
-        if dropped:
-            self.invalid += dropped
-            kinds = kinds[good]
-            columns = {name: values[good] for name, values in columns.items()}
-        if len(kinds):
-            self._blocks.append(Block({name: _compact(values) for name, values in columns.items()}, kinds))
+        kept = int(np.count_nonzero(good))
+        self.invalid += wanted - kept
+        if kept:
+            chosen = slice(None) if kept == count else good
+            self._blocks.append(
+                Block({name: _compact(values[chosen]) for name, values in columns.items()}, kinds[chosen].copy())
+            )
 
     def append(self, block: Block, kinds: Sequence[Kind]) -> None:
         """Add rows that another table read; `kinds` are theirs by number."""
         self._close_block()
-        numbers = np.array([self._numbers[tuple(kind)] for kind in kinds] or [-1], np.int32)[block.kinds]
+        numbers = np.array([self._numbers.number(tuple(kind)) for kind in kinds] or [_TOO_MANY], np.int32)[block.kinds]
         good = numbers >= 0
         self.invalid += len(numbers) - int(np.count_nonzero(good))
         if bool(good.all()):
@@ -154,7 +243,11 @@ class StepTable:
     def blocks(self) -> tuple[list[Block], list[Kind]]:
         """All rows up to now, and the kinds by number."""
         self._close_block()
-        return list(self._blocks), [Kind(*key) for key in self._numbers]
+        return list(self._blocks), [Kind(*key) for key in self._numbers.kinds]
+
+
+def _empty_block(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    return np.empty((len(FIGURE_FIELDS), rows), np.int64), np.empty(rows, np.int32)
 
 
 def _fitted(value: int) -> int:
@@ -162,6 +255,6 @@ def _fitted(value: int) -> int:
 
 
 def _compact(values: Column) -> Column:
-    """A column whose values are all the same takes no memory: many are 0, or missing throughout."""
+    """A column of its own; one whose values are all the same takes no memory: many are 0, or missing throughout."""
     first = values[0]
-    return np.broadcast_to(first, values.shape) if np.all(values == first) else values
+    return np.broadcast_to(first.copy(), values.shape) if np.all(values == first) else values.copy()

@@ -1,23 +1,28 @@
-"""``python -m async_orch.analysis._worker FILE START END``: reads a part of a log for `async_orch.analysis._parts`."""
+"""What a child of `async_orch.analysis._parts` does, with the arguments ``FILE START-END...``: it reads parts of a log.
+
+The numbers of the parts to read come from standard input, what is in them goes to standard output.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from async_orch.analysis._parts import Part, drawn
 from async_orch.analysis._scan import Scanner
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Read the part and write what is in it to standard output; the exit code is 0 if all was written."""
-    path, start, end = arguments
-    scanner = Scanner()
-    scanner.read_range(Path(path), int(start), int(end))
-    scanner.send_part(sys.stdout.buffer)
+    """Read parts as long as there are any, then write what is in them; the exit code is 0 if all was written."""
+    path, *bounds = arguments
+    parts = [Part(*map(int, text.split("-"))) for text in bounds]
+    read = []
+    for number in drawn(sys.stdin.fileno()):
+        scanner = Scanner()
+        scanner.read_part(Path(path), parts[number])
+        read.append((number, scanner))
+    for number, scanner in read:
+        scanner.send_part(sys.stdout.buffer, number)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

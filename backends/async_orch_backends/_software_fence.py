@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from abc import ABCMeta
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
+
+import msgspec
 
 from async_orch.abc import Fence
 from async_orch.exceptions import DeviceError
@@ -39,27 +42,32 @@ def call_back(callback: Callable[[], None]) -> None:
         threading.excepthook(threading.ExceptHookArgs((type(exc), exc, exc.__traceback__, threading.current_thread())))
 
 
-class DoneFence(Fence):
-    """A marker on a stream that had nothing pending: done from the start."""
+class _StructAndFence(msgspec.StructMeta, ABCMeta):
+    """A Struct that implements `Fence`."""
 
-    __slots__ = ("_error", "_time_ns")
 
-    notifies = True
+class DoneFence(msgspec.Struct, Fence, metaclass=_StructAndFence, eq=False):
+    """A marker on a stream that had nothing pending: done from the start.
 
-    def __init__(self, time_ns: int, error: BaseException | None) -> None:
-        self._time_ns = time_ns
-        self._error = error
+    A Struct is made in half the time that an ``__init__`` takes, and a step on a free device makes five of these.
+    """
+
+    _time_ns: int
+    failure: BaseException | None
+    """`error`, for those who know that it is this class: an attribute costs a fifth of a property."""
+
+    notifies: ClassVar[bool] = True
 
     def query(self) -> bool:
         return True
 
     @property
     def error(self) -> BaseException | None:
-        return self._error
+        return self.failure
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        if self._error is not None:
-            raise_failure(self._error)
+        if self.failure is not None:
+            raise_failure(self.failure)
 
     def notify(self, callback: Callable[[], None]) -> None:
         callback()

@@ -73,16 +73,10 @@ class SoftwareStream(Stream):
         return self._device.lost is not None
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
-        # As in `ranges`, whose call alone would be a good part of what a copy costs that completes at enqueue.
-        dst_end = dst_offset + nbytes
-        src_end = src_offset + nbytes
-        if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise _outside(dst, src, nbytes, dst_offset, src_offset)
-        target, source = dst.array, src.array
-        if nbytes != dst.nbytes:
-            target = target[dst_offset:dst_end]
-        if nbytes != src.nbytes:
-            source = source[src_offset:src_end]
+        if nbytes == dst.nbytes == src.nbytes and not (dst_offset or src_offset):
+            target, source = dst.array, src.array
+        else:
+            target, source = self.ranges(dst, src, nbytes, dst_offset, src_offset)
         worker = self._worker
         costs = self._costs
         if costs is None:
@@ -120,7 +114,10 @@ class SoftwareStream(Stream):
         dst_end = dst_offset + nbytes
         src_end = src_offset + nbytes
         if not (0 <= dst_offset <= dst_end <= dst.nbytes and 0 <= src_offset <= src_end <= src.nbytes):
-            raise _outside(dst, src, nbytes, dst_offset, src_offset)
+            raise DeviceError(
+                f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
+                f"to offset {dst_offset} of {dst!r}"
+            )
         return dst.array[dst_offset:dst_end], src.array[src_offset:src_end]
 
     def enqueue(self, effect: Callable[..., object], args: tuple[Any, ...], cost_ns: int) -> None:
@@ -149,10 +146,15 @@ class SoftwareStream(Stream):
 
     def begin(self, after: Fence | None = None) -> Fence:
         worker = self._worker
-        if worker.idle and (after is None or after.query()):
-            error = worker.error = None if after is None or after.error is None else failure_of(after)
-            return DoneFence(self._clock_ns(), error)
-        return super().begin(after)
+        if not worker.idle:
+            return super().begin(after)
+        if after is None or (type(after) is DoneFence and after.failure is None):
+            error = worker.error = None
+        elif after.query():
+            error = worker.error = failure_of(after)
+        else:
+            return super().begin(after)
+        return DoneFence(self._clock_ns(), error)
 
     def isolate(self) -> None:
         worker = self._worker
@@ -193,12 +195,6 @@ class SoftwareStream(Stream):
         if not self.closed:
             self._worker.finish_stop(deadline_ns)
             self._worker = self._make_worker()
-
-
-def _outside(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> DeviceError:
-    return DeviceError(
-        f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} to offset {dst_offset} of {dst!r}"
-    )
 
 
 def as_kernel(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

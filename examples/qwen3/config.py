@@ -11,6 +11,7 @@ __all__ = ["CONFIG_FILE", "MODEL_FILES", "ModelError", "Qwen3Config", "check_fol
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
 
@@ -66,11 +67,13 @@ def check_folder(folder: Path) -> None:
         if not folder.is_dir():
             wrong = "is not a folder" if folder.exists() else "does not exist"
             raise ModelError(f"model folder {folder} {wrong}; pass --model the folder of a Qwen3 checkpoint")
-        missing = [name for name in MODEL_FILES if not (folder / name).exists()]
-        others = [name for name in MODEL_FILES if name not in missing and not (folder / name).is_file()]
+        sharded = not (folder / WEIGHTS_FILE).exists() and (folder / INDEX_FILE).exists()
+        wanted = [INDEX_FILE if sharded and name == WEIGHTS_FILE else name for name in MODEL_FILES]
+        missing = [name for name in wanted if not (folder / name).exists()]
+        others = [name for name in wanted if name not in missing and not (folder / name).is_file()]
     except OSError as exc:
         raise ModelError(f"model folder {folder} cannot be read: {exc.strerror}") from exc
-    needs = f"it needs the files {', '.join(MODEL_FILES)}"
+    needs = f"it needs the files {', '.join(MODEL_FILES)} (or shards and their {INDEX_FILE})"
     if missing:
         raise ModelError(f"model folder {folder} has no {' and no '.join(missing)}; {needs}")
     if others:

@@ -105,8 +105,7 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         for name in ("weights", "kv", "state"):
             self.resident[name] = device.alloc(self.graph.region_nbytes[name], name=name)
         weights, placed = self.resident["weights"], self.graph.weights
-        for name, values in self.checkpoint.tensors():
-            device.upload(weights, values, offset=placed[name].offset)
+        self.checkpoint.upload(device, weights, placed)
         cosine, sine = rope_tables(self.config, self.graph.capacity)
         device.upload(weights, cosine, offset=placed[ROPE_COS].offset)
         device.upload(weights, sine, offset=placed[ROPE_SIN].offset)

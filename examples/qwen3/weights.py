@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
-from examples.qwen3.config import WEIGHTS_FILE, ModelError, Qwen3Config
+from async_orch import Device
+from async_orch.abc import Buffer
+from examples.qwen3.config import ModelError, Qwen3Config
+from examples.qwen3.shards import READABLE, StoredTensor, find_tensors
 from examples.qwen3.wording import counted
 
 __all__ = [
     "EMBEDDING",
     "FINAL_NORM",
     "HEAD",
+    "PART_NBYTES",
     "ROPE_COS",
     "ROPE_SIN",
     "Checkpoint",
     "Placement",
+    "Progress",
     "expected_shapes",
     "place",
     "rope_tables",
@@ -32,8 +35,13 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 ROPE_COS, ROPE_SIN = "rope.cos", "rope.sin"
-_READABLE = ("F32", "F16")
+PART_NBYTES = 16 << 20
+"""Most bytes of float32 that are loaded at once."""
+
 _ALIGNMENT_NBYTES = 64
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and the bytes in all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,42 +105,34 @@ def rope_tables(config: Qwen3Config, length: int) -> tuple[npt.NDArray[np.float3
 
 
 class Checkpoint:
-    """The tensors of a `model.safetensors`, checked at construction and read one at a time.
+    """The tensors of a model folder, checked at construction and read in parts.
 
-    Raises `ModelError`, one line, if the file cannot be read, lacks a tensor, holds one that the config does
-    not know, or has one with another shape or a dtype other than F32 or F16.
+    Raises `ModelError`, one line, if a file cannot be read, a tensor is missing, or there is one that the config does
+    not know, or has another shape or a dtype other than those in `READABLE`.
     """
 
     def __init__(self, folder: Path, config: Qwen3Config) -> None:
-        self.path = folder / WEIGHTS_FILE
         self.shapes = expected_shapes(config)
-        with self._open() as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-            if config.tie_word_embeddings:
-                found.pop(HEAD, None)  # some writers store the tied head twice
-            self._check({name: (tuple(part.get_shape()), part.get_dtype()) for name, part in found.items()})
+        self.path, found = find_tensors(folder)
+        if config.tie_word_embeddings:
+            found.pop(HEAD, None)  # some writers store the tied head twice
+        self._check(found)
+        self._stored = {name: found[name] for name in self.shapes}
 
-    def _open(self) -> Any:
-        try:
-            return safe_open(self.path, framework="numpy")
-        except OSError as exc:
-            raise ModelError(f"{self.path} cannot be read: {exc.strerror or exc}") from exc
-        except SafetensorError as exc:
-            raise ModelError(f"{self.path} cannot be read as safetensors: {exc}") from exc
-
-    def _check(self, found: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def _check(self, found: dict[str, StoredTensor]) -> None:
         for name, shape in self.shapes.items():
             if name not in found:
                 raise ModelError(f"{self.path} has no tensor {name} of shape {list(shape)}")
-            found_shape, dtype = found[name]
-            if found_shape != shape:
+            stored = found[name]
+            if stored.shape != shape:
                 raise ModelError(
-                    f"{self.path}: tensor {name} has shape {list(found_shape)}, but config.json asks for {list(shape)}"
+                    f"{stored.path}: tensor {name} has shape {list(stored.shape)}, but config.json asks for "
+                    f"{list(shape)}"
                 )
-            if dtype not in _READABLE:
+            if stored.dtype not in READABLE:
                 raise ModelError(
-                    f"{self.path}: tensor {name} has dtype {dtype}; this decoder reads "
-                    f"{' and '.join(_READABLE)}, so convert the checkpoint to float32"
+                    f"{stored.path}: tensor {name} has dtype {stored.dtype}; this decoder reads "
+                    f"{', '.join(READABLE)}, so take a checkpoint that is not quantized, or convert it"
                 )
         unknown = sorted(found.keys() - self.shapes.keys())
         if unknown:
@@ -142,8 +142,37 @@ class Checkpoint:
                 f"{unknown[0]}"
             )
 
-    def tensors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """Each tensor's name and values as float32, one at a time."""
-        with self._open() as file:
-            for name in self.shapes:
-                yield name, file.get_tensor(name).astype(np.float32, copy=False)
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The kinds of numbers on disk, for people: ``("bfloat16",)``."""
+        return tuple(sorted({READABLE[stored.dtype] for stored in self._stored.values()}))
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes on disk of all tensors that are loaded."""
+        return sum(stored.nbytes for stored in self._stored.values())
+
+    def parts(self) -> Iterator[tuple[str, int, npt.NDArray[np.float32]]]:
+        """Name, first byte within the float32 tensor, and values, in the order in which the files hold them.
+
+        No part is larger than `PART_NBYTES`; the files are mapped, so that no more than that is in memory twice.
+        """
+        step = PART_NBYTES // 4
+        for name, stored in sorted(self._stored.items(), key=lambda item: (item[1].path, item[1].offset)):
+            elements = stored.map()
+            for start in range(0, elements.size, step):
+                yield name, 4 * start, stored.widen(elements[start : start + step])
+
+    def upload(
+        self, device: Device, region: Buffer, placed: dict[str, Placement], progress: Progress | None = None
+    ) -> None:
+        """Bring every tensor to its place in the region as float32.
+
+        ``progress(done_nbytes, total_nbytes)`` is called after each part, on the calling thread.
+        """
+        done, total = 0, 4 * sum(math.prod(shape) for shape in self.shapes.values())
+        for name, start, values in self.parts():
+            device.upload(region, values, offset=placed[name].offset + start)
+            done += values.nbytes
+            if progress is not None:
+                progress(done, total)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import TensorSpec, serialize_file
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -87,6 +88,93 @@ def make_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> dict[str,
     save_file(tensors, folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return config
+
+
+def store_as(folder: Path, dtype: str, *, shards: int = 0) -> None:
+    """Rewrite a folder's weights, rounded to "bfloat16" or "float16"; with ``shards`` files of them and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    raw: dict[str, Array] = {
+        name: _bfloat16(value) if dtype == "bfloat16" else value.astype(dtype) for name, value in tensors.items()
+    }
+    (folder / "model.safetensors").unlink()
+    files: dict[str, dict[str, Array]] = {}
+    for number, name in enumerate(raw):
+        file = f"model-{number % shards + 1:05d}-of-{shards:05d}.safetensors" if shards else "model.safetensors"
+        files.setdefault(file, {})[name] = raw[name]
+    for file, parts in files.items():
+        specs = {
+            name: TensorSpec(dtype=dtype, shape=part.shape, data_ptr=part.ctypes.data, data_len=part.nbytes)
+            for name, part in parts.items()
+        }
+        serialize_file(specs, folder / file)
+    if shards:
+        table = {name: file for file, parts in files.items() for name in parts}
+        index = {"metadata": {"total_size": sum(part.nbytes for part in raw.values())}, "weight_map": table}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _bfloat16(values: Array) -> Array:
+    """The bits of the nearest bfloat16, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def stored_weights(folder: Path) -> dict[str, Array]:
+    """Every tensor of a folder in float64, however it is stored; read on its own way, byte by byte."""
+    found: dict[str, Array] = {}
+    for path in folder.glob("*.safetensors"):
+        raw = path.read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:start])
+        header.pop("__metadata__", None)
+        for name, part in header.items():
+            begin, end = part["data_offsets"]
+            data = raw[start + begin : start + end]
+            if part["dtype"] == "BF16":  # two zero bytes below each two
+                data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+            dtype = "<f2" if part["dtype"] == "F16" else "<f4"
+            found[name] = np.frombuffer(data, dtype).reshape(part["shape"]).astype(np.float64)
+    return found
+
+
+def plain_pass(folder: Path, ids: Sequence[int]) -> Array:
+    """Logits [len(ids), vocab] of one whole forward pass in float64, without a cache: `plain_logits` for long texts."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    weights = stored_weights(folder)
+    head_dim, eps, length = config["head_dim"], config["rms_norm_eps"], len(ids)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    angles = np.outer(np.arange(length), 1 / config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim))
+    turn = np.exp(1j * angles)[:, None]
+    future = np.triu(np.ones((length, length), np.bool_), 1)
+
+    def norm(x: Array, weight: Array) -> Array:
+        normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+        return normed
+
+    def rotate(x: Array) -> Array:
+        turned = (x[..., : head_dim // 2] + 1j * x[..., head_dim // 2 :]) * turn
+        return np.concatenate((turned.real, turned.imag), axis=-1)
+
+    x = weights["model.embed_tokens.weight"][list(ids)]
+    for layer in range(config["num_hidden_layers"]):
+        w = {n.split(f"layers.{layer}.")[1]: v for n, v in weights.items() if f"layers.{layer}." in n}
+        y = norm(x, w["input_layernorm.weight"])
+        q, k, v = ((y @ w[f"self_attn.{n}_proj.weight"].T).reshape(length, -1, head_dim) for n in ("q", "k", "v"))
+        q, k = (rotate(norm(part, w[f"self_attn.{n}_norm.weight"])) for n, part in (("q", q), ("k", k)))
+        mixed = np.empty((length, heads, head_dim))
+        for head in range(heads):
+            source = head * kv_heads // heads
+            scores = q[:, head] @ k[:, source].T / math.sqrt(head_dim)
+            scores[future] = -np.inf
+            shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+            mixed[:, head] = shares / shares.sum(axis=1, keepdims=True) @ v[:, source]
+        x = x + mixed.reshape(length, -1) @ w["self_attn.o_proj.weight"].T
+        y = norm(x, w["post_attention_layernorm.weight"])
+        gate, up = y @ w["mlp.gate_proj.weight"].T, y @ w["mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["mlp.down_proj.weight"].T
+    head_name = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    logits: Array = norm(x, weights["model.norm.weight"]) @ weights[head_name].T
+    return logits
 
 
 def plain_logits(folder: Path, ids: Sequence[int]) -> Array:

@@ -59,6 +59,19 @@ def test_tutorial_runs_as_written(tmp_path: Path) -> None:
         assert "verdict: " in run("-m", "async_orch", *arguments, cwd=tmp_path)
 
 
+def test_qwen3_howto_runs_as_written(tmp_path: Path) -> None:
+    """The program of the how-to prints what is shown below it."""
+    (_, program), (_, shown) = blocks_of(DOCS / "howto-qwen3.md")
+    script = tmp_path / "howto.py"
+    script.write_text(program, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == shown
+
+
 UNWRITTEN = """
 import asyncio
 from async_orch import Orchestrator, SlotSpec, StepProgram

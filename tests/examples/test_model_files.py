@@ -139,7 +139,7 @@ def test_missing_unknown_and_unreadable_tensors_are_refused(tmp_path: Path) -> N
     with pytest.raises(ModelError, match=r"1 tensor does not belong to config.json, the first is extra.weight"):
         Checkpoint(tmp_path, config)
     save_file({**tensors, "model.norm.weight": np.zeros(24, np.int8)}, path)
-    with pytest.raises(ModelError, match=r"model.norm.weight has dtype I8; this decoder reads F32 and F16"):
+    with pytest.raises(ModelError, match=r"model.norm.weight has dtype I8; this decoder reads F32, BF16, F16"):
         Checkpoint(tmp_path, config)
     del tensors["model.norm.weight"]
     save_file(tensors, path)

@@ -28,7 +28,8 @@ def same(one: LogFrames, other: LogFrames) -> bool:
 def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands in a part, and without a last line end, the frames are those of one reader."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
-    monkeypatch.setattr(_parts, "_cores", lambda: 3)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 3)
     lines = [
         encode_line(step_record(seq=seq, run_id="run-a" if seq < 1500 else "run-b", build_ns=seq))
         for seq in range(2000)
@@ -37,17 +38,33 @@ def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest
     text = b"".join(lines)[:-1]
     log = tmp_path / "run.jsonl"
     log.write_bytes(text)
-    with _parts.divided(log) as (first_end, parts):
-        assert 0 < first_end == parts[0].start < parts[0].end == parts[1].start
+    with _parts.divided(log) as division:
+        assert len(division.children) == 2
+        assert [part.start for part in division.parts[1:]] == [part.end for part in division.parts[:-1]]
+        assert division.parts[0].start == 0
     frames = read_frames(log)
     assert same(frames, read_frames(io.BytesIO(text)))
     assert frames.reading.lines == 2000 + bool(between)
 
 
+def test_children_read_every_part_that_nobody_else_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children draw parts until none is left and hand over all of them, one each."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 3)
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(b"".join(encode_line(step_record(seq=seq)) for seq in range(2000)))
+    with _parts.divided(log) as division:
+        found = division.collect()
+        assert sorted(found) == list(range(len(division.parts)))
+    assert sum(part.header.rows for part in found.values()) == 2000
+
+
 def test_children_that_fail_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a child cannot be what it should be, its part is read here."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
-    monkeypatch.setattr(_parts, "_cores", lambda: 2)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
     monkeypatch.setattr("sys.executable", "/bin/false")
     log = tmp_path / "run.jsonl"
     log.write_bytes(b"".join(encode_line(step_record(seq=seq)) for seq in range(1500)))
@@ -58,9 +75,9 @@ def test_small_and_compressed_logs_are_not_divided(tmp_path: Path, monkeypatch: 
     """A small log is not worth a process, and a compressed one cannot be divided."""
     log = tmp_path / "log"
     log.write_bytes(b"x\n" * 1000)
-    with _parts.divided(log) as (_, parts):
-        assert parts == []
+    with _parts.divided(log) as division:
+        assert (division.parts, division.children) == ([], [])
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1)
     log.write_bytes(b"\x1f\x8b\x08" + b"x\n" * 1_000_000)
-    with _parts.divided(log) as (_, parts):
-        assert parts == []
+    with _parts.divided(log) as division:
+        assert (division.parts, division.children) == ([], [])

@@ -39,7 +39,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     points = [EntryPoint(name, value, _registry.GROUP) for name, value in values.items()]
     monkeypatch.setattr(EntryPoint, "load", _load)
-    monkeypatch.setattr(_registry, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
 
 
 def _load(point: EntryPoint) -> Any:

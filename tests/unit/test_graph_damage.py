@@ -95,7 +95,8 @@ def test_an_unaligned_tensor_is_refused() -> None:
         (72, b"\xff\xff\xff\xff\xff\xff\xff\xff", r"user.count is 18446744073709551615, must be at most"),
         (96, b"\x00\x00", r"tasks.offset is 0, must be a multiple of 64 in"),
         (104, b"\xff\xff", r"tasks.count is 65535, must be at most"),
-        (160, b"\x40", r"reserved6 is \(64, 0\), must be \(0, 0\)"),
+        (160, b"\x40", r"definitions.offset is 64, must be a multiple of 64 in 896 to 896"),
+        (176, b"\x40", r"carried.offset is 64, must be a multiple of 64 in 896 to 896"),
         (24, b"\x00\x00\x00\x00", r"checksum is 0x00000000, the bytes give 0x"),
     ],
 )

@@ -21,16 +21,32 @@ PUBLIC = [
     "async_orch.exceptions",
     "async_orch.graph",
     "async_orch.logs",
+    "async_orch.metrics",
     "async_orch.testing",
 ]
 LAYERS = [
     {"exceptions"},
     {"abc"},
-    {"_layout", "_events", "_escape", "_registry", "_workers", "_fences", "_ring", "_finish", "_allocation", "logs"},
+    {
+        "_layout",
+        "_events",
+        "_escape",
+        "_process",
+        "_process_boot",
+        "_registry",
+        "_workers",
+        "_fences",
+        "_ring",
+        "_finish",
+        "_allocation",
+        "logs",
+    },
     {"_shared_memory", "_process_errors"},
-    {"_device"},
+    {"_device", "_step_totals"},
+    {"_prometheus", "_opentelemetry"},
+    {"metrics"},
     {"_config", "_slot", "_step", "_slot_ring", "_staging"},
-    {"_program", "_timings", "_handle", "_collect"},
+    {"_program", "_timings", "_handle", "_collect", "_annotate", "_witness"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_process_wire", "_build_job"},
     {"_process_main"},
@@ -126,10 +142,45 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
         assert getattr(async_orch, name).__doc__, name
 
 
+def test_lazy_names_are_those_that_type_checkers_see() -> None:
+    """Each public name is loaded at run time from the module that type checkers take it from."""
+    tree = ast.parse(Path(async_orch.__file__).read_text("utf-8"))
+    declared = {
+        alias.name: f"{node.module}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("async_orch.")
+        for alias in node.names
+    }
+    assert {name: f"async_orch.{home}" for name, home in async_orch._HOME.items()} == declared
+    assert sorted(declared) == sorted(async_orch.__all__)
+    assert set(async_orch.__all__) <= set(dir(async_orch))
+    assert not hasattr(async_orch, "Orchestrater")
+
+
+@pytest.mark.parametrize("code", ["import async_orch", "import async_orch.cli as cli; cli._parser(None).format_help()"])
+def test_a_bare_import_loads_no_engine(code: str) -> None:
+    """``import async_orch`` and ``async-orch --help`` wait for neither numpy nor anyio nor the engine."""
+    slow = "{'numpy', 'anyio', 'structlog', 'msgspec', 'async_orch._orchestrator'}"
+    subprocess.run([sys.executable, "-c", f"{code}; import sys; assert not {slow} & set(sys.modules)"], check=True)
+
+
+def test_public_modules_are_attributes_of_the_package() -> None:
+    """``import async_orch`` is enough for ``async_orch.logs`` and the other public modules."""
+    names = [name.partition(".")[2] for name in PUBLIC if "." in name]
+    code = f"import async_orch; [getattr(async_orch, name).__all__ for name in {names}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_importing_prints_nothing() -> None:
     """Import is silent, on standard output and standard error, with all warnings on."""
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", "import async_orch, async_orch.graph, async_orch.analysis"],
+        [
+            sys.executable,
+            "-W",
+            "always",
+            "-c",
+            "from async_orch import *; import async_orch.graph, async_orch.analysis, async_orch.metrics",
+        ],
         capture_output=True,
         check=True,
         text=True,

@@ -1,0 +1,33 @@
+"""The distributions of many figures of the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from async_orch.analysis._columns import Rows
+from async_orch.analysis._cores import cores
+from async_orch.analysis._percentiles import Distribution, distribution
+from async_orch.analysis._table import MISSING
+
+__all__ = ["distributions"]
+
+_ROWS_FOR_THREADS: Final = 100_000
+_MAX_THREADS: Final = 4  # each holds some columns of its own
+
+
+def distributions(rows: Rows, figures: Sequence[str]) -> dict[str, Distribution]:
+    """A `Distribution` for each of `figures` that at least one row has, in their order."""
+
+    def known(figure: str) -> Distribution | None:
+        values = rows.figure(figure)
+        return distribution(values[values != MISSING])
+
+    if len(rows) < _ROWS_FOR_THREADS:
+        found = list(map(known, figures))
+    else:
+        # numpy works outside the GIL on columns of this length.
+        with ThreadPoolExecutor(min(cores(), _MAX_THREADS)) as threads:
+            found = list(threads.map(known, figures))
+    return {figure: value for figure, value in zip(figures, found, strict=True) if value is not None}

@@ -1,0 +1,58 @@
+"""The decoder on an OpenCL device: its task graph runs from device memory, a decode step in one launch.
+
+Needs pyopencl and a driver: ``pip install 'async-orch[opencl]'``, or ``async-orch[pocl]`` for one on the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pyopencl
+from async_orch_backends.opencl import NDRange
+
+from async_orch import Device, Slot
+from async_orch.abc import ByteArray, Stream
+from async_orch.graph import OpenCLDispatcher
+from examples.qwen3.decode_graph import REGIONS
+from examples.qwen3.program import DecodeOutput, Qwen3Decode
+from examples.qwen3.schedule import DecodeStep
+
+__all__ = ["OpenCLDecode"]
+
+OPERATIONS = Path(__file__).with_name("kernels.cl")
+
+
+class OpenCLDecode(Qwen3Decode):
+    """`Qwen3Decode` with the kernels of ``kernels.cl`` in place of numpy's; parameters and results are the same.
+
+    A step's output has the status of its graph behind it: an image that was damaged on the way fails the step with
+    `ImageCorrupt` when it is collected.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.dispatcher = OpenCLDispatcher(self.table, REGIONS, OPERATIONS.read_text(encoding="utf-8"))
+        self._status_at = -(-self.slot.output_nbytes // 64) * 64
+        output_nbytes = self._status_at + self.dispatcher.STATUS_NBYTES
+        self.slot = dataclasses.replace(self.slot, output_nbytes=output_nbytes)
+
+    def open(self, device: Device) -> None:
+        """Bring the model there, and compile the dispatcher with its operations for the device."""
+        super().open(device)
+        stream: Any = device.compute_stream
+        program = pyopencl.Program(stream.context, self.dispatcher.source).build()
+        kernel = pyopencl.Kernel(program, self.dispatcher.kernel_name)
+        self._graph_kernel = NDRange(kernel, self.dispatcher.size, self.dispatcher.size)
+
+    def launch(self, step: DecodeStep, slot: Slot, stream: Stream) -> None:
+        """Enqueue one kernel, which walks the graph in device memory."""
+        regions = {"workspace": slot.workspace, "output": slot.output, **self.resident}
+        arguments = self.dispatcher.arguments(slot.image, regions, slot.output, self._status_at)
+        stream.launch(self._graph_kernel, *arguments)
+
+    def collect(self, step: DecodeStep, output: ByteArray) -> DecodeOutput:
+        """The step's tokens, if its graph ran to the end."""
+        self.dispatcher.check(output[self._status_at :])
+        return super().collect(step, output)

@@ -1,0 +1,123 @@
+"""Table and chart from the raw JSON: ``python -m tests.bench.report docs/benchmarks``.
+
+Writes ``benchmarks.png`` there, and the table between the markers of ``docs/benchmarks.md`` beside that folder, if
+there is such a file; otherwise prints it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+from tests.bench._kit import raw
+from tests.bench.all import BENCHES
+
+TITLES = {
+    "overhead": "Overhead: no-op steps, 4 stages, no log",
+    "structure": "The least that such a structure can cost, CPU time",
+    "overhead_ray": "Ray",
+    "overhead_log": "With a step log: 100,000 steps, flushed, 0 dropped",
+    "threads": "A device of threads",
+    "overlap": "Overlap in real time on `sim`, 3 slots",
+    "feed": "Late input",
+    "real_memory": "Real memory",
+    "copies": "Copies",
+    "growth": "Growth",
+    "imports": "Starting",
+    "lag": "The event loop beside the builds",
+    "analysis": "Analysis",
+}
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+
+
+def documents(folder: Path) -> list[dict[str, Any]]:
+    return [raw(folder / f"{name}.json") for name in BENCHES if (folder / f"{name}.json").exists()]
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """One Markdown table; a bold line begins each bench."""
+    lines = ["| figure | median | least to most | to reach | |", "|---|---:|---:|---:|---|"]
+    for document in found:
+        rounds = sum(spell["rounds"] for spell in document["spells"])
+        lines.append(f"| **{TITLES[document['bench']]}** ({rounds} rounds) | | | | |")
+        lines += [_row(item) for item in document["figures"] if item["value"] is not None]
+        lines += [f"| {name} | - | - | | {why} |" for name, why in document["failed"].items()]
+    return "\n".join(lines)
+
+
+def _row(item: dict[str, Any]) -> str:
+    unit = {"x": "", "": ""}.get(item["unit"], f" {item['unit']}")
+    value, least, most = (_number(item[key]) for key in ("value", "least", "most"))
+    goal = "" if item["goal"] is None else f"{item['goal'][0]} {item['goal'][1]:g}"
+    met = {None: "", True: "met", False: "**missed**"}[item["met"]]
+    return f"| {item['title']} | {value}{unit} | {least} to {most} | {goal} | {met} |"
+
+
+def _number(value: float) -> str:
+    digits = next((count for limit, count in ((2, 3), (10, 2), (1000, 1)) if abs(value) < limit), 0)
+    return f"{value:.{digits}f}"
+
+
+def chart(found: list[dict[str, Any]], path: Path) -> None:
+    """Left: microseconds a step of each pipeline. Right: what was reached of bounds that were measured or given."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    by_name = {document["bench"]: document for document in found}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+    costs = {
+        name: statistics.median(sample["wall_us"] for sample in samples)
+        for bench in ("overhead_ray", "overhead")
+        for name, samples in by_name.get(bench, {"samples": {}})["samples"].items()
+        if samples and "uvloop" not in name and (bench == "overhead" or name != "async_orch")
+    }
+    names = sorted(costs, key=lambda name: costs[name], reverse=True)
+    labels = [name.removesuffix("/asyncio").replace("queue", "asyncio.Queue") for name in names]
+    colours = ["tab:blue" if label == "async_orch" else "tab:gray" for label in labels]
+    bars = left.barh(labels, [costs[name] for name in names], color=colours)
+    left.bar_label(bars, [_number(costs[name]) for name in names], padding=3)
+    left.set_xscale("log")
+    left.set_xlim(right=max(costs.values(), default=1) * 4)
+    left.set_xlabel("microseconds a no-op step, stock event loop, log scale")
+    left.set_title("What a step costs (the others have no leases, fences, records)", fontsize=10)
+    shares = [
+        item
+        for bench in ("lag", "copies", "real_memory", "overlap")
+        for item in by_name.get(bench, {"figures": []})["figures"]
+        if item["value"] is not None and (item["goal"] or ("",))[0] == ">="
+    ]
+    titles = [item["title"].replace(": share of the bound", "") for item in shares]
+    colours = ["tab:blue" if item["met"] else "tab:orange" for item in shares]
+    bars = right.barh(titles, [item["value"] for item in shares], color=colours)
+    right.bar_label(bars, [f"{item['value']:.3f}" for item in shares], padding=3)
+    for i, item in enumerate(shares):
+        right.plot([item["goal"][1]] * 2, [i - 0.4, i + 0.4], color="black", linewidth=1)
+    right.set_xlim(0, 1.15)
+    right.set_xlabel("share of the bound; line: goal; orange: missed")
+    right.set_title("What is reached of the bound", fontsize=10)
+    right.tick_params(axis="y", labelsize=8)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    found = documents(folder)
+    chart(found, folder / "benchmarks.png")
+    page = folder.parent / "benchmarks.md"
+    text = page.read_text("utf-8") if page.exists() else ""
+    if BEGIN in text and END in text:
+        whole = f"{BEGIN}\n{table(found)}\n{END}"
+        page.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+    else:
+        print(table(found))
+
+
+if __name__ == "__main__":
+    main()
