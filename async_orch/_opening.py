@@ -264,9 +264,10 @@ class Opened:
                         self.writer.put(step)
             if pipeline.build.workers is not None:
                 self.threads_abandoned += await pipeline.build.workers.close(JOIN_TIMEOUT_S)
-            if pipeline.retire.pool is not None:
-                pipeline.retire.pool.stop()
-                self.threads_abandoned += pipeline.retire.pool.join(JOIN_TIMEOUT_S)
+            for pool in (pipeline.h2d.pool, pipeline.retire.pool):
+                if pool is not None:
+                    pool.stop()
+                    self.threads_abandoned += pool.join(JOIN_TIMEOUT_S)
         await self._inner.aclose()
 
     async def close(self) -> None:

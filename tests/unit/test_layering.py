@@ -28,6 +28,7 @@ LAYERS = [
     {"exceptions"},
     {"abc"},
     {
+        "_delta",
         "_layout",
         "_events",
         "_escape",
@@ -57,7 +58,7 @@ LAYERS = [
     {"_quarantine"},
     {"_programs", "_targets"},
     {"_build_workers"},
-    {"_build", "_transfer", "_launch", "_retire", "_express"},
+    {"_build", "_uploads", "_transfer", "_launch", "_retire", "_express"},
     {"_pipeline"},
     {"_opening"},
     {"_statistics", "_submission", "_reopening", "_map"},
