@@ -31,11 +31,13 @@ class Device:
         The orchestrator's two streams, for warm-up work in ``open``.
     fixed_image:
         During ``open`` of a program with ``image_at="fixed"``: the region where its images will lie; else None.
+    strict:
+        Whether an allocation on the step path raises `HotPathAllocation`.
     """
 
     def __init__(self, backend: Backend, compute_stream: Stream, copy_stream: Stream, *, strict: bool) -> None:
         self._backend = backend
-        self._strict = strict
+        self.strict = strict
         self._armed = False
         self.fixed_image: Buffer | None = None
         self._resident: list[Buffer] = []
@@ -61,7 +63,7 @@ class Device:
         Raises `OutOfDeviceMemory`, and `HotPathAllocation` on the step path while ``strict_alloc`` is on.
         """
         on_step_path = self._armed and not _off_step_path.get()
-        if on_step_path and self._strict:
+        if on_step_path and self.strict:
             raise HotPathAllocation(
                 f"device.alloc({nbytes}, name={name!r}) on the step path; allocate in open(), use the slot's "
                 "workspace, or pass strict_alloc=False to have such allocations counted instead"

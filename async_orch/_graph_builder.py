@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from async_orch._graph_definition import Definition, DefinitionSet
-from async_orch._graph_format import (
-    ARG,
-    HEADER_NBYTES,
-    MAGIC,
-    TASK,
-    TASK_GRAPH,
-    Bytes,
-    aligned,
-    require_bytes,
-)
+from async_orch._graph_format import TASK_GRAPH, Bytes, aligned, require_bytes
 from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import STEP_HANDLES, Number, Operand, OperandRows, tensor_type
 from async_orch._graph_record import Recorder, in_order
-from async_orch._graph_refuse import refuse_binding, refuse_output, refuse_overflow
-from async_orch._graph_write import Collected, Declared, write_image
+from async_orch._graph_refuse import refuse_output, require_fit
+from async_orch._graph_tasks import TaskPools
+from async_orch._graph_write import Declared, write_image
 from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["GraphBuilder"]
 
-_TASK_NBYTES = TASK.itemsize
-_INT_NBYTES = ARG.itemsize
+
+_MAX_SIGNATURES: Final = 256
+"""Kinds, dtypes, shapes and regions of bindings that are known to fit, for each Definition."""
 
 
 class GraphBuilder:
@@ -78,37 +71,25 @@ class GraphBuilder:
             raise GraphError(f"max_tasks is {max_tasks}; it must be at least 1")
         self._table = table
         self._kernels = table.by_name
-        self._max_tasks = max_tasks
-        self._max_fanin = 4 * max_tasks if max_fanin is None else max_fanin
-        self._max_args = 8 * max_tasks if max_args is None else max_args
+        self._accepted: dict[int, set[tuple[int | None, ...]]] = {}
+        self._pools = TaskPools(
+            max_tasks,
+            4 * max_tasks if max_fanin is None else max_fanin,
+            8 * max_tasks if max_args is None else max_args,
+        )
         self._infer = infer
         self._definitions = DefinitionSet(max_definitions)
         self._declared = Declared(table, regions, self._definitions, infer=infer, scratch=frozenset(scratch))
         self._operands = OperandRows(regions, 2 * max_tasks if max_operands is None else max_operands)
-        self._n_tasks = 0
-        self._tasks: list[int] = []  # six fields a task, as in the image
-        self._args: list[int] = []
-        self._fanin: list[int] = []
-        self._replayed: set[int] = set()
-        self._n_expanded = 0
-        self._user_end = HEADER_NBYTES
         self._image: Bytes = np.zeros(0, np.uint8)
-        self._capacity = 0
         if image is not None:
             self.reset(image)
 
     def reset(self, image: Bytes) -> None:
         """Start the next graph in `image`. Handles of `put`, `reserve` and `scalar` end, those of `tensor` stay."""
         self._image = require_bytes(image, "image", writable=True)
-        self._capacity = image.size
         self._operands.next_step()
-        self._n_tasks = 0
-        self._tasks.clear()
-        self._args.clear()
-        self._fanin.clear()
-        self._replayed.clear()
-        self._n_expanded = 0
-        self._user_end = HEADER_NBYTES
+        self._pools.clear(image.size)
 
     def tensor(self, region: str, offset: int, shape: Sequence[int], dtype: DTypeLike) -> Operand:
         """Declare a contiguous tensor at byte `offset` of `region`; valid for the life of the builder.
@@ -143,7 +124,7 @@ class GraphBuilder:
         first. Raises `GraphError` naming kernel and argument, `GraphOverflow` naming the exhausted resource; the
         task is then not added.
         """
-        task_id = self._n_tasks
+        task_id = self._pools.n_tasks
         entry = self._kernels.get(kernel)
         if entry is None:
             raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}")
@@ -151,7 +132,7 @@ class GraphBuilder:
         n_args = len(args)
         if n_args != arity >= 0:
             raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {arity}")
-        operands = cast("Sequence[Operand]", args)
+        operands: Sequence[Any] = args
         for arg in args:
             if arg.__class__ is not Operand:
                 operands = self._operands.handles(args, f"task {task_id} ({kernel})")
@@ -160,7 +141,7 @@ class GraphBuilder:
             for position in outputs:
                 if position >= n_args or operands[position] >= STEP_HANDLES:
                     refuse_output(task_id, kernel, position, n_args)
-        return self._append(0, kernel_id, kernel, operands, after)
+        return self._pools.append(0, kernel_id, kernel, operands, after)
 
     def record(self, name: str, function: Callable[[Recorder], object], *, key: Hashable = None) -> Definition:
         """Record a piece of graph that `replay` then adds any number of times, in any step.
@@ -209,7 +190,52 @@ class GraphBuilder:
         parameter's, that is missing or unknown, in host memory or another builder's, or that would let a kernel write
         an input or scalar of the step; `GraphOverflow` as `task`. The task is then not added.
         """
-        task_id = self._n_tasks
+        bound = self._bound(definition, bindings)
+        pools = self._pools
+        task_id = pools.append(TASK_GRAPH, definition.number, definition.name, bound, after)
+        pools.n_expanded += definition.n_records
+        pools.replayed.add(definition.number)
+        return task_id
+
+    def inline(
+        self, definition: Definition, bindings: Mapping[str, Operand | Number] | Sequence[Operand | Number]
+    ) -> range:
+        """Write the Definition's tasks out as tasks of this graph, for devices without replays; gives their ids.
+
+        The dependencies on other tasks are those of each task, rather than those of the whole. Needs ``infer``, and a
+        Definition that replays no other. Raises as `replay`.
+        """
+        template = definition.template
+        if not self._infer or template is None:
+            why = "replays others; inline those" if template is None else "needs a builder with infer=True"
+            raise GraphError(f"task {self._pools.n_tasks} ({definition.name}): inline() of a Definition that {why}")
+        bound = self._bound(definition, bindings)
+        handles = template.handles.copy()
+        first = self._operands.place(template.made, template.parts, bound)
+        handles[template.made_at] = np.arange(first, first + template.made.size)
+        for place, position in template.numbers:
+            handles[place] = bound[position]
+        return self._pools.extend(template.tasks, handles[template.args], template.fanin)
+
+    def finish(self) -> int:
+        """Write the graph behind the inputs and the header in front of them; gives the image's bytes used.
+
+        Raises `GraphOverflow` if the image or ``max_fanin`` (with ``infer``) is too small, `GraphError` for a handle
+        of an earlier step, for a kernel that would write a scalar or the image, and with ``infer`` for a read of
+        ``scratch`` bytes that nobody wrote and for arguments of a replay that overlap.
+        """
+        return write_image(self._image, self._declared, self._operands, self._pools)
+
+    @property
+    def n_tasks(self) -> int:
+        """Tasks added since `reset`."""
+        return self._pools.n_tasks
+
+    def _bound(
+        self, definition: Definition, bindings: Mapping[str, Operand | Number] | Sequence[Operand | Number]
+    ) -> Sequence[Operand]:
+        """The handles bound, in the order of the parameters; refuses what does not fit them."""
+        task_id = self._pools.n_tasks
         if definition.owner is not self._definitions:
             raise GraphError(f"task {task_id} ({definition.name}): the Definition is another builder's; record it here")
         names = definition.names
@@ -219,100 +245,35 @@ class GraphBuilder:
             given = ()
         if len(given) != len(names) or len(bindings) != len(names):
             in_order(definition, bindings, f"task {task_id} ({definition.name})")
-        bound = cast("Sequence[Operand]", given)
-        for operand in given:
-            if operand.__class__ is not Operand:
+        bound: Sequence[Any] = given
+        for position in definition.numbers:
+            if bound[position].__class__ is not Operand:
                 bound = self._operands.handles(given, f"task {task_id} ({definition.name})", names)
                 break
         known = self._operands.signatures
-        if tuple([known.get(operand) for operand in bound]) != definition.signature:
-            refuse_binding(task_id, definition, bound, self._operands)
-        for position in definition.outputs:
-            if bound[position] >= STEP_HANDLES:
-                refuse_binding(task_id, definition, bound, self._operands)
-        for position, region in definition.regions:
-            if self._operands.region_of(bound[position]) != region:
-                refuse_binding(task_id, definition, bound, self._operands)
-        self._append(TASK_GRAPH, definition.number, definition.name, bound, after)
-        self._n_expanded += definition.n_records
-        self._replayed.add(definition.number)
-        return task_id
-
-    def finish(self) -> int:
-        """Write the graph behind the inputs and the header in front of them; gives the image's bytes used.
-
-        Raises `GraphOverflow` if the image or ``max_fanin`` (with ``infer``) is too small, `GraphError` for a handle
-        of an earlier step, for a kernel that would write a scalar or the image, and with ``infer`` for a read of
-        ``scratch`` bytes that nobody wrote and for arguments of a replay that overlap.
-        """
-        return write_image(
-            self._image,
-            MAGIC,
-            self._declared,
-            self._operands,
-            Collected(
-                self._tasks,
-                self._args,
-                self._fanin,
-                self._replayed,
-                self._n_expanded,
-                self._user_end,
-                self._max_fanin,
-            ),
-        )
-
-    @property
-    def n_tasks(self) -> int:
-        """Tasks added since `reset`."""
-        return self._n_tasks
-
-    def _append(
-        self, kind: int, number: int, name: str, operands: Sequence[Operand], after: int | Sequence[int]
-    ) -> int:
-        """Add a task whose arguments are in order; refuses wrong producers, and what does not fit."""
-        task_id = self._n_tasks
-        producers: Sequence[int] = (after,) if isinstance(after, int) else after
-        for producer in producers:
-            if not 0 <= producer < task_id:
-                raise GraphError(f"task {task_id} ({name}): after={producer} is not an earlier task's id")
-        n_args = len(operands)
-        n_fanin = len(producers)
-        pool = self._args
-        fanin = self._fanin
-        fanin_start = len(fanin)
-        arg_start = len(pool)
-        fanin_end = fanin_start + n_fanin
-        arg_end = arg_start + n_args
-        if (
-            task_id >= self._max_tasks
-            or arg_end > self._max_args
-            or fanin_end > self._max_fanin
-            or self._user_end + _TASK_NBYTES * (task_id + 1) + _INT_NBYTES * (arg_end + fanin_end) > self._capacity
-        ):
-            pools = (
-                ("tasks", task_id, self._max_tasks, 1),
-                ("args", arg_start, self._max_args, n_args),
-                ("fanin", fanin_start, self._max_fanin, n_fanin),
-            )
-            refuse_overflow(task_id, pools, self._user_end, self._capacity)
-        self._tasks += (kind, number, fanin_start, n_fanin, arg_start, n_args)
-        pool += operands
-        if n_fanin:
-            fanin += producers
-        self._n_tasks = task_id + 1
-        return task_id
+        try:
+            signature = tuple([known.get(operand) for operand in bound])
+        except TypeError:  # not hashable: an array, say
+            signature = ()
+        accepted = self._accepted.setdefault(definition.number, set())
+        if signature not in accepted:
+            require_fit(task_id, definition, bound, self._operands)
+            if len(accepted) >= _MAX_SIGNATURES:
+                accepted.clear()
+            accepted.add(signature)
+        return bound
 
     def _reserve(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Operand, NDArray[Any]]:
         element = dtype if dtype.isnative else dtype.newbyteorder("<")
         code, nbytes = tensor_type(dims, element)
-        start = aligned(self._user_end)
+        start = aligned(self._pools.user_end)
         if start + nbytes > self._image.size:
             raise GraphOverflow(
-                f"image bytes: {self._user_end} used by inputs, {self._image.size} available, {nbytes} more requested "
-                f"for an input of shape {dims} ({element}); enlarge the slot's image"
+                f"image bytes: {self._pools.user_end} used by inputs, {self._image.size} available, {nbytes} more "
+                f"requested for an input of shape {dims} ({element}); enlarge the slot's image"
             )
         operand = self._operands.step_tensor(code, start, dims)
-        if start != self._user_end:
-            self._image[self._user_end : start] = 0  # so that equal graphs give equal bytes
-        self._user_end = start + nbytes
+        if start != self._pools.user_end:
+            self._image[self._pools.user_end : start] = 0  # so that equal graphs give equal bytes
+        self._pools.user_end = start + nbytes
         return operand, np.ndarray(dims, element, self._image, start)

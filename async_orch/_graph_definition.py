@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from async_orch._graph_format import DEFINITION_NAME_NBYTES, DTYPES, KIND_INT, KIND_TENSOR, Bytes, aligned
 from async_orch._graph_infer import Access
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["Definition", "DefinitionSet", "Parameter", "check_name", "parameter_of"]
+__all__ = ["Definition", "DefinitionSet", "Parameter", "Template", "check_name", "parameter_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,16 @@ class Parameter:
     offset: int = 0
     region: str = ""
     owner: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Element type of a tensor."""
+        return DTYPES[self.dtype_code]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor, or of the part."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         if self.kind != KIND_TENSOR:
@@ -74,6 +86,8 @@ class Definition:
         What a replay reads before it writes it, and what it writes; empty without ``infer``.
     number:
         Its place among the builder's Definitions.
+    numbers:
+        Positions of the parameters that are numbers.
     uses:
         Numbers of the Definitions that this one replays, directly or not.
     """
@@ -89,8 +103,8 @@ class Definition:
     number: int
     uses: frozenset[int]
     names: tuple[str, ...]
-    signature: tuple[int, ...]
-    regions: tuple[tuple[int, str], ...]
+    numbers: tuple[int, ...]
+    template: Template | None
     owner: object
 
     def __repr__(self) -> str:
@@ -100,6 +114,25 @@ class Definition:
     def nbytes(self) -> int:
         """Bytes of the Definition on the device."""
         return self.content.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A Definition's tasks with ids, and places in the pools, counted from 0, and what its operands become.
+
+    `handles` has an entry for each operand: its handle where that is fixed. `made` are the operands that each use makes
+    anew, at the places `made_at`: constants, and parts of tensors, which `parts` picks out of them. `numbers` are place
+    and parameter of the others.
+    """
+
+    tasks: NDArray[np.uint32]
+    args: NDArray[np.int64]
+    fanin: NDArray[np.int32]
+    handles: NDArray[np.int64]
+    made: NDArray[np.void]
+    made_at: NDArray[np.int64]
+    parts: NDArray[np.int64]
+    numbers: tuple[tuple[int, int], ...]
 
 
 class DefinitionSet:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from async_orch._graph_definition import Parameter, parameter_of
+from async_orch._graph_definition import Parameter, Template, parameter_of
 from async_orch._graph_format import (
-    DTYPES,
     KIND_FLOAT,
     KIND_INT,
     KIND_PARAMETER,
@@ -17,10 +16,10 @@ from async_orch._graph_format import (
     PACK_TENSOR,
 )
 from async_orch._graph_infer import spans_of
-from async_orch._graph_operands import Number, Operand, OperandRows, tensor_type
+from async_orch._graph_operands import Number, Operand, OperandRows
 from async_orch.exceptions import GraphError
 
-__all__ = ["Argument", "FormalRows", "nbytes_of", "parameter_record"]
+__all__ = ["Argument", "FormalRows", "parameter_record"]
 
 Argument = Operand | Parameter | Number
 """What a recorded task takes: a tensor of a region, a parameter or a part of one, a number."""
@@ -36,6 +35,7 @@ class FormalRows:
         self._outer = outer
         self._region_names = region_names
         self._places: dict[bytes, int] = {}
+        self._fixed: dict[int, Operand] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -46,12 +46,40 @@ class FormalRows:
 
     def place(self, arg: Argument, where: str) -> int:
         """The argument's place in the pool; `GraphError` if it cannot be one, beginning with `where`."""
-        return self._places.setdefault(self._pack(arg, where), len(self._places))
+        place = self._places.setdefault(self._pack(arg, where), len(self._places))
+        if isinstance(arg, Operand):
+            self._fixed[place] = arg
+        return place
+
+    def template(
+        self, tasks: NDArray[np.uint32], args: NDArray[np.int64], fanin: NDArray[np.int32], parameters: list[Parameter]
+    ) -> Template:
+        """What `GraphBuilder.inline` needs of a Definition of these tasks."""
+        rows = self.records()
+        formal = rows["kind"] == KIND_PARAMETER
+        tensor = np.array([one.kind == KIND_TENSOR for one in parameters] or [False])
+        number = formal & ~tensor[np.where(formal, rows["region"], 0)]
+        handles = np.zeros(rows.size, np.int64)
+        made = ~number
+        for place, operand in self._fixed.items():
+            handles[place] = operand
+            made[place] = False
+        made_at = np.flatnonzero(made)
+        return Template(
+            tasks,
+            args,
+            fanin,
+            handles,
+            rows[made_at],
+            made_at,
+            np.flatnonzero(formal[made_at]),
+            tuple((int(place), int(rows["region"][place])) for place in np.flatnonzero(number)),
+        )
 
     def span(self, arg: Argument) -> tuple[int, int, int]:
         """Base, first byte and byte behind the last; base 0 for numbers and for what is empty."""
         if isinstance(arg, Parameter):
-            nbytes = nbytes_of(arg) if arg.kind == KIND_TENSOR else 0
+            nbytes = arg.nbytes if arg.kind == KIND_TENSOR else 0
             return (-1 - arg.position, arg.offset, arg.offset + nbytes) if nbytes else (0, 0, 0)
         row = self._outer.lasting_row(arg) if isinstance(arg, Operand) else None
         if row is None:
@@ -87,11 +115,6 @@ class FormalRows:
         if isinstance(number, int) and -(1 << 63) <= number < 1 << 63:
             return PACK_TENSOR.pack(KIND_INT, 0, 0, 0, number, *_ONES)
         raise GraphError(f"{where}: {arg!r} is not a parameter, a tensor of a region, an int of 64 bits or a float")
-
-
-def nbytes_of(parameter: Parameter) -> int:
-    """Bytes of a tensor parameter, or of a part of one."""
-    return tensor_type(parameter.shape, DTYPES[parameter.dtype_code])[1]
 
 
 def parameter_record(parameter: Parameter) -> bytes:

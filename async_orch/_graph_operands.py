@@ -23,7 +23,7 @@ from async_orch._graph_format import (
 )
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["STEP_HANDLES", "Number", "Operand", "OperandRows"]
+__all__ = ["HOST_MEMORY", "STEP_HANDLES", "Number", "Operand", "OperandRows"]
 
 STEP_HANDLES: Final = 1 << 52
 """Handles from here on are of one step: scalars and inputs in the image, which no kernel may write."""
@@ -32,10 +32,12 @@ _MAX_ROWS: Final = 1 << 24
 
 Number = int | float | np.integer[Any] | np.floating[Any]
 
-_HOST_MEMORY: Final = (
+HOST_MEMORY: Final = (
     "memory that no handle stands for, such as an array on the host; pass a tensor() of a region of the device, or "
     "put() the array in the image"
 )
+Ints = NDArray[np.int64]
+
 _ROW_NBYTES = OPERAND.itemsize
 _ONES = (1, 1, 1, 1)
 
@@ -54,8 +56,8 @@ class OperandRows:
 
     A lasting operand's handle is its row behind a base of this object's own, so that another builder's is recognised.
     Handles of one step are numbered upwards over all steps and never given out twice, so that one kept too long is.
-    `scalars` are the step's numbers by type and value, `signatures` a small integer for each handle's kind, dtype and
-    shape.
+    `scalars` are the step's numbers by type and value, `signatures` a small integer for each handle's kind, dtype,
+    shape and region.
     """
 
     def __init__(self, regions: Mapping[str, int], n_rows: int) -> None:
@@ -71,7 +73,8 @@ class OperandRows:
         self._tensors: dict[tuple[str, int, tuple[int, ...], np.dtype[Any]], Operand] = {}
         self.scalars: dict[tuple[type, Number], Operand] = {}
         self.signatures: dict[int, int] = {}
-        self._signature_ids: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._step_operands: list[Operand] = []
+        self._signature_ids: dict[tuple[int, int, tuple[int, ...], int], int] = {}
         self._n_fixed = 0
         self._n_step = 0
         self._base = (id(self) >> 4) % (STEP_HANDLES // _MAX_ROWS) * _MAX_ROWS  # objects that live have other ids
@@ -79,8 +82,9 @@ class OperandRows:
 
     def next_step(self) -> None:
         """End the handles of the step so far."""
-        for handle in range(self._step_base, self._step_base + self._n_step):
-            del self.signatures[handle]
+        for operand in self._step_operands:
+            del self.signatures[operand]
+        self._step_operands.clear()
         self._step_base += self._n_step
         self._n_step = 0
         self.scalars.clear()
@@ -103,13 +107,9 @@ class OperandRows:
         self._require_row()
         self._pack_tensor(self._n_fixed, code, index, offset, dims)
         operand = self._tensors[region, offset, dims, element] = Operand(self._base + self._n_fixed)
-        self.signatures[operand] = self.signature_id(KIND_TENSOR, code, dims)
+        self.signatures[operand] = self._signature(KIND_TENSOR, code, dims, index)
         self._n_fixed += 1
         return operand
-
-    def signature_id(self, kind: int, code: int, dims: tuple[int, ...]) -> int:
-        """A small integer that stands for these; the same for the same."""
-        return self._signature_ids.setdefault((kind, code, dims), len(self._signature_ids))
 
     def lasting_row(self, operand: Operand) -> bytes | None:
         """The record of a tensor in a region; None for handles of a step and of others."""
@@ -124,16 +124,11 @@ class OperandRows:
         record: np.void = self._rows[self._step_base + len(self._rows) - 1 - operand if step else operand - self._base]
         return record
 
-    def region_of(self, operand: Operand) -> str:
-        """The name of the region that a tensor lies in, empty for the image and for scalars."""
-        row = operand - self._base
-        return self.region_names[self._rows["region"][row]] if 0 <= row < self._n_fixed else ""
-
     def step_tensor(self, code: int, offset: int, dims: tuple[int, ...]) -> Operand:
         """The handle, for this step, of a tensor in the image."""
         self._require_row()
         self._pack_tensor(self._last_row(), code, 0, offset, dims)
-        return self._step_operand(self.signature_id(KIND_TENSOR, code, dims))
+        return self._step_operand(self._signature(KIND_TENSOR, code, dims, 0))
 
     def scalar(self, value: Number) -> Operand:
         """The handle, for this step, of a number; mostly the same one for the same number."""
@@ -152,7 +147,7 @@ class OperandRows:
             PACK_TENSOR.pack_into(self._bytes, at, kind, 0, 0, 0, number, *_ONES)
         else:
             raise GraphError(f"{value!r} is not an operand of this builder, an int of 64 bits or a float")
-        operand = self._step_operand(self.signature_id(kind, 0, ()))
+        operand = self._step_operand(self._signature(kind, 0, (), 0))
         if number or isinstance(number, int):  # 0.0 and -0.0 are equal as keys
             self.scalars[key] = operand
         return operand
@@ -176,21 +171,39 @@ class OperandRows:
                 raise
             except (GraphError, TypeError) as error:  # TypeError: not hashable, so not a number either
                 argument = position if names is None else repr(names[position])
-                why = _HOST_MEMORY if hasattr(arg, "nbytes") else error
+                why = HOST_MEMORY if hasattr(arg, "nbytes") else error
                 raise GraphError(f"{where}, argument {argument}: {why}") from None
         return operands
 
-    def resolve(
-        self, handles: Sequence[int], refuse: Callable[[int], NoReturn]
-    ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-        """Indices into the operand pool for `handles`, and the pool: the rows in use and no others.
+    def place(self, template: NDArray[np.void], formal: Ints, bound: Sequence[Operand]) -> int:
+        """Rows of the step for a Definition's operands, with those bound in place of the parameters.
+
+        `formal` are the entries that stand for parts of tensors. Gives the first handle; the others follow it.
+        """
+        count = template.size
+        self._require_row(count)
+        rows = template.copy()
+        given = self._rows[self._row_numbers(np.frombuffer(pack(f"<{len(bound)}q", *bound), np.int64))]
+        whole = given[rows["region"][formal]]
+        rows["kind"][formal] = KIND_TENSOR
+        rows["region"][formal] = whole["region"]
+        rows["offset"][formal] += whole["offset"]
+        end = len(self._rows) - self._n_step
+        self._plain[end - count : end] = rows.view(self._plain.dtype)[::-1]
+        self._n_step += count
+        return self._step_base + self._n_step - count
+
+    def _row_numbers(self, given: Ints) -> Ints:
+        last = len(self._rows) - 1
+        return np.where(given < STEP_HANDLES, given - self._base, self._step_base + last - given)
+
+    def resolve(self, given: Ints, refuse: Callable[[int], NoReturn]) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+        """Indices into the operand pool for the handles `given`, and the pool: the rows in use and no others.
 
         Calls `refuse` with the position of a handle that stands for nothing.
         """
         n_rows = len(self._rows)
-        # struct reads int subclasses at a tenth of numpy's time
-        given = np.frombuffer(pack(f"<{len(handles)}q", *handles), np.int64)
-        rows = np.where(given < STEP_HANDLES, given - self._base, self._step_base + (n_rows - 1) - given)
+        rows = self._row_numbers(given)
         used = self._used
         used.fill(False)
         in_range = not rows.size or (rows.min() >= 0 and rows.max() < n_rows)
@@ -210,12 +223,15 @@ class OperandRows:
             self._bytes, row * _ROW_NBYTES, KIND_TENSOR, code, region, ndim, offset, *dims, *_ONES[ndim:]
         )
 
-    def _require_row(self) -> None:
+    def _signature(self, kind: int, code: int, dims: tuple[int, ...], region: int) -> int:
+        return self._signature_ids.setdefault((kind, code, dims, region), len(self._signature_ids))
+
+    def _require_row(self, count: int = 1) -> None:
         used = self._n_fixed + self._n_step
-        if used >= len(self._rows):
+        if used + count > len(self._rows):
             raise GraphOverflow(
                 f"operands: {used} used ({self._n_fixed} tensors, {self._n_step} inputs and scalars of the step), "
-                f"{len(self._rows)} available, 1 more requested; raise max_operands"
+                f"{len(self._rows)} available, {count} more requested; raise max_operands"
             )
 
     def _last_row(self) -> int:
@@ -224,6 +240,7 @@ class OperandRows:
     def _step_operand(self, signature: int) -> Operand:
         operand = Operand(self._step_base + self._n_step)
         self.signatures[operand] = signature
+        self._step_operands.append(operand)
         self._n_step += 1
         return operand
 

@@ -9,12 +9,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from async_orch._graph_definition import Definition, DefinitionSet, Parameter, check_name
 from async_orch._graph_dependencies import replay_accesses
-from async_orch._graph_formals import Argument, FormalRows, nbytes_of, parameter_record
+from async_orch._graph_formals import Argument, FormalRows, parameter_record
 from async_orch._graph_format import (
     ARG,
     DEFINITION,
     DEFINITION_MAGIC,
-    DTYPES,
     FANIN,
     HEADER_NBYTES,
     KIND_FLOAT,
@@ -97,18 +96,18 @@ class Recorder:
         if parameter.kind != KIND_TENSOR:
             raise GraphError(f"{self._name}: parameter {parameter.name!r} is {parameter}, which has no parts")
         whole = self._parameters[parameter.name]
-        element = DTYPES[parameter.dtype_code] if dtype is None else np.dtype(dtype)
+        element = parameter.dtype if dtype is None else np.dtype(dtype)
         code, nbytes = tensor_type(tuple(shape), element)
-        available = nbytes_of(parameter)
+        available = parameter.nbytes
         if (
-            element.itemsize > DTYPES[whole.dtype_code].itemsize
+            element.itemsize > whole.dtype.itemsize
             or offset % element.itemsize
             or not 0 <= offset <= available - nbytes
         ):
             raise GraphError(
                 f"{self._name}: a part of {nbytes} bytes of {element} at byte {offset} of parameter "
                 f"{parameter.name!r}: it must end within {available} bytes, at a multiple of {element.itemsize}, in "
-                f"items of at most {DTYPES[whole.dtype_code].itemsize} bytes"
+                f"items of at most {whole.dtype.itemsize} bytes"
             )
         return Parameter(
             whole.name, whole.position, KIND_TENSOR, tuple(shape), code, parameter.offset + offset, whole.region, self
@@ -182,16 +181,17 @@ class Recorder:
         numbers = list(self._uses)
         uses = np.zeros(len(numbers), DEFINITION)
         uses["fingerprint"] = [self._definitions.items[number].fingerprint for number in numbers]
+        tasks, fanin = words(self._tasks, 6), np.array(self._fanin, FANIN)
+        args = np.array(self._args, np.int64)
         pools: list[NDArray[np.generic]] = [
             self._regions,
-            words(self._tasks, 6),
-            np.array(self._fanin, FANIN),
-            np.array(self._args, ARG),
+            tasks.reshape(-1),
+            fanin,
+            args.astype(ARG),
             self._rows.records(),
             uses,
             np.frombuffer(parameters, OPERAND),
         ]
-        pools[1] = pools[1].reshape(-1)
         record_nbytes = (*SECTION_NBYTES[1:-1], OPERAND.itemsize)
         counts = [array.nbytes // nbytes for array, nbytes in zip(pools, record_nbytes, strict=True)]
         places, nbytes = lay_out(HEADER_NBYTES + name.size, counts, record_nbytes)
@@ -214,8 +214,8 @@ class Recorder:
             number=len(self._definitions.items),
             uses=frozenset(numbers).union(*(self._definitions.items[number].uses for number in numbers)),
             names=tuple(self._parameters),
-            signature=tuple(self._outer.signature_id(one.kind, one.dtype_code, one.shape) for one in declared),
-            regions=tuple((one.position, one.region) for one in declared if one.region),
+            numbers=tuple(one.position for one in declared if one.kind != KIND_TENSOR),
+            template=None if numbers else self._rows.template(tasks, args, fanin, list(declared)),
             owner=self._definitions,
         )
 

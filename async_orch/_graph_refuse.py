@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
+
 from async_orch._graph_definition import Definition, Parameter, parameter_of
 from async_orch._graph_format import ARG, TASK
-from async_orch._graph_operands import STEP_HANDLES, Operand, OperandRows
+from async_orch._graph_operands import HOST_MEMORY, STEP_HANDLES, Operand, OperandRows
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["refuse_binding", "refuse_output", "refuse_overflow"]
+__all__ = ["refuse_output", "refuse_overflow", "require_fit"]
 
 
 def refuse_output(task: int, kernel: str, position: int, n_args: int) -> NoReturn:
@@ -44,16 +46,19 @@ def refuse_overflow(
     )
 
 
-def refuse_binding(task: int, definition: Definition, bound: Sequence[Operand], rows: OperandRows) -> NoReturn:
+def require_fit(task: int, definition: Definition, bound: Sequence[object], rows: OperandRows) -> None:
     """Raise `GraphError` for the first of `bound` that its parameter does not accept."""
     for parameter, operand in zip(definition.parameters, bound, strict=True):
         why = _why_not(parameter, operand, rows, written=parameter.position in definition.outputs)
         if why:
             raise GraphError(f"task {task} ({definition.name}), argument {parameter.name!r}: {why}")
-    raise GraphError(f"task {task} ({definition.name}): the bindings do not fit the Definition")
 
 
-def _why_not(parameter: Parameter, operand: Operand, rows: OperandRows, *, written: bool) -> str:
+def _why_not(parameter: Parameter, operand: object, rows: OperandRows, *, written: bool) -> str:
+    if not isinstance(operand, Operand):
+        if isinstance(operand, (int, float, np.generic)):
+            return f"it must be {parameter}, but the number {operand} is bound"
+        return HOST_MEMORY if hasattr(operand, "nbytes") else f"{operand!r} is not an operand of this builder"
     record = rows.record_of(operand)
     if record is None:
         return (

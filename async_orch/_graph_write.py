@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from struct import pack, pack_into
-from typing import NamedTuple, NoReturn
+from typing import NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from async_orch._graph_format import (
     DEFINITION,
     HEADER_NBYTES,
     IMAGE_REGION,
+    MAGIC,
     MAX_EXPANDED,
     MAX_NBYTES,
     N_SECTIONS,
@@ -34,26 +35,12 @@ from async_orch._graph_format import (
 )
 from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import OperandRows
+from async_orch._graph_tasks import TaskPools
 from async_orch.exceptions import GraphError, GraphOverflow
 
-__all__ = ["Collected", "Declared", "Ints", "lay_out", "region_records", "seal", "words", "write_image"]
+__all__ = ["Declared", "Ints", "lay_out", "region_records", "seal", "words", "write_image"]
 
 Ints = NDArray[np.int64]
-
-
-class Collected(NamedTuple):
-    """One step's graph as flat lists; `args` are handles.
-
-    `replayed` are the numbers of the Definitions used, `n_expanded` the records of all replays.
-    """
-
-    tasks: list[int]  # kind and flags, kernel or Definition, fanin_start, fanin_count, arg_start, arg_count of each
-    args: list[int]
-    fanin: list[int]
-    replayed: set[int]
-    n_expanded: int
-    user_end: int
-    max_fanin: int
 
 
 class Declared:
@@ -121,16 +108,18 @@ def seal(target: Bytes, magic: bytes, table: KernelTable, places: list[int], nby
     pack_into("<I", target.data, CHECKSUM_AT, checksum(target, target[places[2] : nbytes]))
 
 
-def write_image(image: Bytes, magic: bytes, declared: Declared, rows: OperandRows, graph: Collected) -> int:
+def write_image(image: Bytes, declared: Declared, rows: OperandRows, graph: TaskPools) -> int:
     """Write header and pools; the inputs of `put` are in the image already. Returns the image's bytes."""
-    args, operands = rows.resolve(graph.args, lambda entry: _refuse_handle(declared, graph, entry))
-    tasks = words(graph.tasks, 6)
-    fanin = np.array(graph.fanin, np.int32)
+    tasks = cast("Words", graph.tasks.array()).reshape(-1, 6)
+    handles = cast("Ints", graph.args.array())
+    args, operands = rows.resolve(handles, lambda entry: _refuse_handle(declared, tasks, entry))
+    explicit = cast("NDArray[np.int32]", graph.fanin.array())
+    fanin = explicit
     if declared.inference is not None:
-        tasks, fanin = declared.inference(tasks, args, operands, fanin, declared.definitions.items)
+        tasks, fanin = declared.inference(tasks, args, operands, explicit, declared.definitions.items)
         if len(fanin) > graph.max_fanin:
             raise GraphOverflow(
-                f"fanin: {len(graph.fanin)} used, {graph.max_fanin} available, {len(fanin) - len(graph.fanin)} more "
+                f"fanin: {len(explicit)} used, {graph.max_fanin} available, {len(fanin) - len(explicit)} more "
                 "requested by inferred dependencies; raise max_fanin"
             )
     n_own = len(tasks) + len(args) + operands.size
@@ -162,7 +151,7 @@ def write_image(image: Bytes, magic: bytes, declared: Declared, rows: OperandRow
         _bytes_at(image, definitions_at, _definition_records(declared.definitions, used, carried, carried_at))
         for number, start in carried.items():
             _bytes_at(image, carried_at + start, declared.definitions.items[number].content)
-    seal(image, magic, declared.table, places, nbytes)
+    seal(image, MAGIC, declared.table, places, nbytes)
     return nbytes
 
 
@@ -208,8 +197,7 @@ def _bytes_at(image: Bytes, offset: int, records: NDArray[np.generic]) -> None:
         image[offset : offset + records.nbytes] = np.ravel(records).view(np.uint8)
 
 
-def _refuse_handle(declared: Declared, graph: Collected, entry: int) -> NoReturn:
-    tasks = np.array(graph.tasks, np.int64).reshape(-1, 6)
+def _refuse_handle(declared: Declared, tasks: Words, entry: int) -> NoReturn:
     task = int(np.searchsorted(tasks[:, 4], entry, side="right")) - 1
     name = declared.table.names[tasks[task, 1]]
     raise GraphError(

@@ -31,6 +31,7 @@ from async_orch._records import RecordMaker, RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
 from async_orch.exceptions import OrchError
@@ -149,6 +150,10 @@ class Opened:
                 runtime.fixed_image = device.alloc(program.slot.image_nbytes, name=f"{runtime.name}.fixed_image")
             device.fixed_image = runtime.fixed_image
             await self.on_device_thread(partial(program.open, device))
+        counter = backend.allocation_counter()
+        if counter is not None:
+            for runtime in runtimes:
+                watch_allocations(runtime, counter, self.pipeline, device)
         device.arm()
         self.pipeline.failure = None
 

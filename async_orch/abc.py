@@ -53,7 +53,8 @@ class DeviceInfo:
     pinned:
         Whether `Backend.alloc_host` gives page-locked memory (or needs none to copy asynchronously).
     alloc_visibility:
-        Which allocations of device memory the backend can count: ``"all"``, its ``"own"``, or ``"none"``.
+        Which allocations of device memory the backend can count: ``"all"`` (see `Backend.allocation_counter`), its
+        ``"own"``, or ``"none"``.
     device_clock:
         Source of `Fence.time_ns`: the ``"device"``'s clock in host time, a device clock ``"anchored"`` to
         the host's once, the ``"host"`` clock read when the marker was reached, or ``"none"``.
@@ -295,6 +296,15 @@ class Backend(ABC):
 
     def free_nbytes(self) -> int | None:
         """Free device memory, None where unknown."""
+        return None
+
+    def allocation_counter(self) -> Callable[[], int] | None:
+        """A function that gives how often device memory was allocated so far, by whomever; None where nobody counts.
+
+        Asked for once the programs are open, and read before and after each launch: what a library allocates behind
+        our back is counted, and refused under ``strict_alloc``. It must be quick, and callable from the thread of
+        ``launch``.
+        """
         return None
 
     def threads_abandoned(self) -> int:

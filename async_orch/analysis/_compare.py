@@ -10,15 +10,16 @@ the true interval is wider.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._columns import JoinedRows, Rows
 from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._percentiles import rank_index
 from async_orch.analysis._scan import LogFrames
-from async_orch.analysis._summary import GroupName, grouped
+from async_orch.analysis._summary import GroupName, RunPart, step_parts
 from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["Change", "Comparison", "GroupComparison", "Word", "compare"]
@@ -53,9 +54,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Cold, warm or unmarked steps of both logs; without changes where only one log has such steps."""
+    """Cold, warm or unmarked steps of both logs; without changes where only one log has such steps.
+
+    ``mode`` and ``program`` tell groups apart where a log has several of them; where each log has one, they are None
+    and the two are compared whatever they are called.
+    """
 
     name: GroupName
+    mode: str | None
+    program: str | None
     steps_a: int
     steps_b: int
     changes: tuple[Change, ...]
@@ -75,21 +82,43 @@ def compare(a: LogFrames, b: LogFrames, *, least_change: float = 0.01, seed: int
     repeatable.
     """
     rng = np.random.default_rng(seed)
-    first, second = grouped(a), grouped(b)
+    first, second = step_parts(a), step_parts(b)
+    by_mode = any(len({mode for mode, _ in log}) > 1 for log in (first, second))
+    by_program = any(len({part.program for _, part in log}) > 1 for log in (first, second))
+    one, other = (_joined(log, by_mode=by_mode, by_program=by_program) for log in (first, second))
+    for log, frames in ((one, a), (other, b)):
+        if len(frames.host_orch):
+            log["unmarked", None, None] = frames.host_orch, np.empty(0, np.int64)
     groups: list[GroupComparison] = []
-    for name in ("cold", "warm", "unmarked"):
-        if name not in first and name not in second:
-            continue
-        one, other = first.get(name), second.get(name)
+    for key in sorted(one.keys() | other.keys(), key=lambda key: (_ORDER.index(key[0]), key[1] or "", key[2] or "")):
+        (rows_a, step_ns_a), (rows_b, step_ns_b) = one.get(key, _NOTHING), other.get(key, _NOTHING)
         changes: list[Change] = []
-        if one is not None and other is not None:
-            for spec in SPECS:
-                values = [
-                    intervals if spec.name == "step_ns" else rows.figure(spec.name) for rows, intervals in (one, other)
-                ]
-                changes += _changes(spec, values[0], values[1], least_change, rng)
-        groups.append(GroupComparison(name, len(one[0]) if one else 0, len(other[0]) if other else 0, tuple(changes)))
+        for spec in SPECS if len(rows_a) and len(rows_b) else ():
+            whole = spec.name == "step_ns"
+            values_a = step_ns_a if whole else rows_a.figure(spec.name)
+            values_b = step_ns_b if whole else rows_b.figure(spec.name)
+            changes += _changes(spec, values_a, values_b, least_change, rng)
+        groups.append(GroupComparison(*key, len(rows_a), len(rows_b), tuple(changes)))
     return Comparison(tuple(groups))
+
+
+_ORDER: Final[tuple[GroupName, ...]] = ("cold", "warm", "unmarked")
+_NOTHING: Final[tuple[Rows, Column]] = JoinedRows([]), np.empty(0, np.int64)
+_Key: TypeAlias = tuple[GroupName, str | None, str | None]
+
+
+def _joined(
+    parts: list[tuple[str | None, RunPart]], *, by_mode: bool, by_program: bool
+) -> dict[_Key, tuple[Rows, Column]]:
+    """The parts of all runs, joined where nothing tells them apart."""
+    found: dict[_Key, list[RunPart]] = {}
+    for mode, part in parts:
+        key = (part.name, mode if by_mode else None, part.program if by_program else None)
+        found.setdefault(key, []).append(part)
+    return {
+        key: (JoinedRows([part.rows for part in of_key]), np.concatenate([part.step_ns for part in of_key]))
+        for key, of_key in found.items()
+    }
 
 
 def _changes(spec: Spec, a: Column, b: Column, least_change: float, rng: np.random.Generator) -> list[Change]:

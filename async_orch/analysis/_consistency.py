@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._shown import shown
 from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["NO_CONTRADICTIONS", "StepContradictions", "step_contradictions"]
@@ -122,4 +123,4 @@ def step_contradictions(steps: StepFrame) -> StepContradictions:
 def _words(part: StepFrame, row: int, rule: _Rule) -> str:
     run_id = part.kinds[part.kind[row]].run_id
     numbers = ", ".join(f"{name}={part.column(name)[row]}" for name in rule.fields)
-    return f"step {part.column('seq')[row]} of run {run_id}: {rule.kind}: {numbers}"
+    return f"step {part.column('seq')[row]} of run {shown(run_id)}: {rule.kind}: {numbers}"

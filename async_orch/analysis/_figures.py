@@ -29,6 +29,8 @@ SPECS: Final = (
     Spec("sm_bw", "sm_bw", "MB/s", "line"),
     Spec("alloc_ns", "alloc time", "ns", "memory"),
     Spec("copy_ns", "copy time", "ns", "memory"),
+    Spec("staging_copy_ns", "staging copy", "ns", "memory"),
+    Spec("delta_ns", "delta", "ns", "memory"),
     Spec("d2d_ns", "d2d", "ns", "stage"),
     Spec("feed_ns", "feed", "ns", "stage"),
     Spec("launch_ns", "launch", "ns", "stage"),

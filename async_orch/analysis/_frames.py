@@ -53,6 +53,10 @@ class StepFrame:
         whole = np.concatenate(parts) if parts else np.empty(0, dtype)
         return whole if self._rows is None else whole[self._rows]
 
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many rows there are of each of `kinds`."""
+        return np.bincount(self.kind, minlength=len(self.kinds)).astype(np.int64)
+
     def parts(self) -> Iterator[StepFrame]:
         """The same steps in frames of bounded size, one after the other, where they are held so."""
         if self._rows is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from async_orch.analysis._figures import FIGURES
+from async_orch.analysis._shown import shown
 from async_orch.analysis._summary import Analysis, Group, GroupName, Run
 
 __all__ = ["SHORTHANDS", "Finding", "Limit", "LimitError", "check", "limits_from"]
@@ -34,17 +35,23 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A limit held against one run (None: the whole log). ``held`` is None where the figure is not known."""
+    """A limit held against one run (None: the whole log), and one ``program`` of it if it has several.
+
+    ``held`` is None where the figure is not known.
+    """
 
     limit: Limit
     run_id: str | None
     measured: float | None
     held: bool | None
+    program: str | None = None
 
     @property
     def text(self) -> str:
         """In one line: what was asked for, what was found."""
-        where = "" if self.run_id is None else f" in run {self.run_id}"
+        where = "" if self.run_id is None else f" in run {shown(self.run_id)}"
+        if self.program is not None:
+            where += f", program {shown(self.program)}"
         limit = f"{self.limit.name} {self.limit.value:g}"
         if self.measured is None:
             return f"unknown: {limit}: {self.limit.measure} is not in the log{where}"
@@ -123,11 +130,12 @@ def check(analysis: Analysis, limits: Iterable[Limit], *, group: GroupName = "wa
             continue
         for run in analysis.summary.runs:
             if limit.measure in _OF_A_RUN:
-                measured = _OF_A_RUN[limit.measure](run)
-            else:
-                found = next((item for item in run.groups if item.name == group), None)
-                measured = _statistic(found, limit.measure)
-            findings.append(_finding(limit, run.run_id, measured))
+                findings.append(_finding(limit, run.run_id, _OF_A_RUN[limit.measure](run)))
+                continue
+            chosen = [item for item in run.groups if item.name == group]
+            for found in chosen or (None,):
+                program = None if found is None or len(chosen) == 1 else found.program
+                findings.append(_finding(limit, run.run_id, _statistic(found, limit.measure), program))
         lines = analysis.summary.group("unmarked")
         if lines is not None or not analysis.summary.runs:
             of_lines = None if limit.measure in _OF_A_RUN else _statistic(lines, limit.measure)
@@ -135,11 +143,12 @@ def check(analysis: Analysis, limits: Iterable[Limit], *, group: GroupName = "wa
     return tuple(findings)
 
 
-def _finding(limit: Limit, run_id: str | None, measured: float | None) -> Finding:
+def _finding(limit: Limit, run_id: str | None, measured: float | None, program: str | None = None) -> Finding:
     if measured is None:
-        return Finding(limit, run_id, None, None)
+        return Finding(limit, run_id, None, None, program)
     measured *= limit.scale
-    return Finding(limit, run_id, measured, measured <= limit.value if limit.side == "max" else measured >= limit.value)
+    held = measured <= limit.value if limit.side == "max" else measured >= limit.value
+    return Finding(limit, run_id, measured, held, program)
 
 
 def _of_the_log(analysis: Analysis, measure: str) -> int:

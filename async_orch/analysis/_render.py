@@ -13,6 +13,7 @@ import msgspec
 from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._percentiles import Distribution
 from async_orch.analysis._pieces import Reading, Record
+from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._summary import Analysis, Group, Run, is_whole
 from async_orch.analysis._text_table import aligned
 from async_orch.analysis._units import duration, duration_number, in_unit, share
@@ -45,8 +46,9 @@ def as_table(analysis: Analysis, name: str) -> str:
 
 
 def as_markdown(analysis: Analysis, name: str) -> str:
-    """The same as `as_table`, with markdown tables."""
-    return "\n".join(_document(analysis, name, _markdown_table)) + "\n"
+    """The same as `as_table`, with markdown tables; no text of the log can become markup."""
+    text = "\n".join(_document(analysis, name, _markdown_table)) + "\n"
+    return text.replace("<", "&lt;").replace("[", "\\[")
 
 
 def _document(analysis: Analysis, name: str, render: Callable[[Table], Iterator[str]]) -> list[str]:
@@ -118,10 +120,11 @@ def group_table(group: Group) -> tuple[str, Table]:
     """A group's title and its figures as text; a single step has one column of values."""
     note = ""
     if group.name == "cold":
-        note = " (" + ", ".join(f"{count} {reason}" for reason, count in group.cold_reasons.items()) + ")"
+        note = " (" + ", ".join(f"{count} {shown(reason)}" for reason, count in group.cold_reasons.items()) + ")"
     elif group.name == "unmarked":
         note = " (host-orch lines do not say cold or warm)"
-    title = f"{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
+    program = "" if group.program is None or group.program == "default" else f"{shown(group.program)}, "
+    title = f"{program}{group.name}: {group.steps} step{'s' if group.steps != 1 else ''}{note}"
     single = group.steps == 1
     table: Table = [["", "value"]] if single else [["", "n", *_PERCENTILES]]
     for spec in SPECS:
@@ -172,14 +175,15 @@ def _markdown_table(table: Table) -> Iterator[str]:
     yield ""
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" + "---:|" * (len(head) - 1)
-    for first, *rest in rows:
+    for cells in rows:
+        first, *rest = (cell.replace("|", "\\|") for cell in cells)
         label = ("&nbsp;&nbsp;" + first.strip()) if first.startswith(" ") else first
         yield "| " + " | ".join([label, *rest]) + " |"
     yield ""
 
 
 def _run(run: Run) -> Iterator[str]:
-    text = f"run {run.run_id} on {run.device}{f', {run.mode}' if run.mode else ''}: "
+    text = f"run {shown(run.run_id)} on {shown(run.device)}{f', {shown(run.mode)}' if run.mode else ''}: "
     text += f"{run.steps} step{'s' if run.steps != 1 else ''}, device "
     if run.device_idle_share is None or run.device_window_ns is None or run.device_busy_ns is None:
         text += "idle share not known"
@@ -209,7 +213,7 @@ def _spans(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Iter
     yield from ("", f"spans: {analysis.reading.spans}{note}")
     table: Table = [["", "n", *_PERCENTILES]]
     for item in spans:
-        label = item.name + (" (device clock)" if item.device_clock else "")
+        label = shown(item.name) + (" (device clock)" if item.device_clock else "")
         table.append([label, str(item.dur_ns.count), *_cells(item.dur_ns, "ns", _PERCENTILES)])
     yield from render(table)
 
@@ -222,7 +226,7 @@ def _phases(analysis: Analysis, render: Callable[[Table], Iterator[str]]) -> Ite
     yield from ("", f"bind phases: {phases.passes} pass{'es' if phases.passes != 1 else ''}{note}")
     table: Table = [["", "n", *_PERCENTILES]]
     for name, known in phases.phases.items():
-        table.append([name, str(known.count), *_cells(known, "ns", _PERCENTILES)])
+        table.append([shown(name), str(known.count), *_cells(known, "ns", _PERCENTILES)])
     if phases.control_plane_ns is not None:
         known = phases.control_plane_ns
         table.append(["control plane", str(known.count), *_cells(known, "ns", _PERCENTILES)])
@@ -239,21 +243,23 @@ def host_orch_lines(records: Iterable[Record]) -> Iterator[str]:
 
 
 def as_csv(analysis: Analysis) -> str:
-    """A line for each run, group and figure, behind a line of headings; runs first, then the joined groups."""
+    """A line for each run, program, group and figure, behind a line of headings; runs first, then lines."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = ("count", "min", "p50", "p90", "p99", "max", "sum")
-    writer.writerow(("run_id", "device", "mode", "group", "figure", "unit", *columns))
+    writer.writerow(("run_id", "device", "mode", "program", "group", "figure", "unit", *columns))
     parts: list[tuple[tuple[str, str, str], Group]] = [
-        ((run.run_id, run.device, run.mode or ""), group) for run in analysis.summary.runs for group in run.groups
+        ((shown(run.run_id), shown(run.device), shown(run.mode or "")), group)
+        for run in analysis.summary.runs
+        for group in run.groups
     ]
-    parts += [(("", "", ""), group) for group in analysis.summary.groups]
+    parts += [(("", "", ""), group) for group in analysis.summary.groups if group.name == "unmarked"]
     for where, group in parts:
         for spec in SPECS:
             known = group.figures.get(spec.name)
             if known is not None:
                 values = (getattr(known, column) for column in columns)
-                writer.writerow((*where, group.name, spec.name, spec.unit, *values))
+                writer.writerow((*where, shown(group.program or ""), group.name, spec.name, spec.unit, *values))
     return text.getvalue()
 
 
@@ -285,4 +291,4 @@ def as_json(analysis: Analysis, name: str) -> str:
 
     Its keys are the attributes of `Analysis` and what it holds, with each run's shares of idle and starved time.
     """
-    return msgspec.json.encode(document(analysis, name)).decode() + "\n"
+    return shown_json(document(analysis, name)) + "\n"

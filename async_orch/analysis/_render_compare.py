@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from async_orch.analysis._compare import Change, Comparison
 from async_orch.analysis._figures import SPECS
+from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._text_table import aligned
 from async_orch.analysis._units import in_unit
 
@@ -16,14 +15,15 @@ _LABELS = {spec.name: spec.label.strip() for spec in SPECS}
 
 def as_json(comparison: Comparison) -> str:
     """One JSON object on one line: the attributes of `Comparison`."""
-    return msgspec.json.encode(comparison).decode() + "\n"
+    return shown_json(comparison) + "\n"
 
 
 def as_table(comparison: Comparison, a: str, b: str) -> str:
     """Text for a terminal; `a` and `b` name the logs."""
     lines = [f"A: {a}", f"B: {b}"]
     for group in comparison.groups:
-        lines += ["", f"{group.name}: {group.steps_a} steps in A, {group.steps_b} in B"]
+        names = [shown(name) for name in (group.mode, group.program) if name is not None]
+        lines += ["", f"{' '.join([*names, group.name])}: {group.steps_a} steps in A, {group.steps_b} in B"]
         if not group.changes:
             lines.append("  nothing to compare")
             continue

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from async_orch.analysis._model import Setting
+from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._text_table import aligned
 from async_orch.analysis._units import duration, share
 from async_orch.analysis._whatif import Prediction, WhatIf
@@ -16,13 +15,13 @@ _STARVED_SHARE = 0.1
 
 def as_json(found: WhatIf) -> str:
     """One JSON object on one line: the attributes of `WhatIf`."""
-    return msgspec.json.encode(found).decode() + "\n"
+    return shown_json(found) + "\n"
 
 
 def as_table(found: WhatIf, name: str) -> str:
     """Text for a terminal; `name` says where the log came from."""
     lines = [
-        f"{name}: run {found.run_id}, {found.steps} warm steps replayed",
+        f"{name}: run {shown(found.run_id)}, {found.steps} warm steps replayed",
         (
             f"as run ({_words(found.as_run.setting)}): predicted {found.as_run.steps_per_s:.1f} steps/s, "
             f"measured {found.measured_steps_per_s:.1f} ({100 * found.error:+.1f} %)"

@@ -14,6 +14,7 @@ from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._render import Table, contradiction_lines, group_table, reading_line
 from async_orch.analysis._report_data import RunCharts, charts_of
 from async_orch.analysis._scan import LogFrames
+from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._stages import STAGES
 from async_orch.analysis._summary import Group, Run, summarize_frames
 from async_orch.analysis._units import duration, share
@@ -61,7 +62,7 @@ def report_page(frames: LogFrames, name: str) -> bytes:
         summaries="\n".join(parts),
         tables="\n".join(tables),
         # Inside a script element only "</" could end it; no text of the log may.
-        data=msgspec.json.encode(document).decode().replace("<", "\\u003c"),
+        data=shown_json(document).replace("<", "\\u003c"),
     )
     return text.encode()
 
@@ -77,7 +78,8 @@ def _section(number: int, content: str) -> str:
 
 
 def _title(run: Run) -> str:
-    return f"{run.run_id} on {run.device}" + (f", {run.mode}" if run.mode else "") + f" ({run.steps} steps)"
+    mode = f", {shown(run.mode)}" if run.mode else ""
+    return f"{shown(run.run_id)} on {shown(run.device)}{mode} ({run.steps} steps)"
 
 
 def _summary_of(run: Run, chart: RunCharts) -> str:
@@ -97,7 +99,7 @@ def _summary_of(run: Run, chart: RunCharts) -> str:
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for label, value in tiles
     )
     verdicts = "".join(
-        f'<p class="verdict"><b>{escape(group.name)}:</b> {escape(group.verdict.text)}</p>'
+        f'<p class="verdict"><b>{escape(group_table(group)[0])}:</b> {escape(group.verdict.text)}</p>'
         for group in run.groups
         if group.verdict is not None
     )
@@ -142,7 +144,7 @@ def _tables_of(run: Run, steps: StepFrame, opened: dict[str, Any], chart: RunCha
 
 
 def _pretty(value: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return msgspec.json.format(shown_json(value), indent=2)
 
 
 def _group(group: Group) -> str:

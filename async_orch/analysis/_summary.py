@@ -30,10 +30,11 @@ __all__ = [
     "Group",
     "GroupName",
     "Run",
+    "RunPart",
     "Summary",
     "analyze",
-    "grouped",
     "is_whole",
+    "step_parts",
     "summarize",
     "summarize_frames",
 ]
@@ -45,7 +46,7 @@ _WHOLE_EVENTS = frozenset({"step.completed", "step.detached"})
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Steps of one kind.
+    """Steps of one kind, of one ``program`` of a run (None for lines, which do not name it).
 
     ``cold`` steps paid a one-time cost (``cold_reasons`` counts which), ``warm`` steps did not, ``unmarked`` are
     ``host-orch:`` lines, which do not say. ``figures`` holds a `Distribution` for each of `FIGURES` that at least
@@ -56,6 +57,7 @@ class Group:
     """
 
     name: GroupName
+    program: str | None
     steps: int
     cold_reasons: dict[str, int]
     figures: dict[str, Distribution]
@@ -69,7 +71,8 @@ class Run:
     """One run of an orchestrator on one device, as far as the log holds it.
 
     ``mode`` is None where the log lacks the run's ``orchestrator.opened``. ``steps``: terminal events of any kind.
-    ``missing_steps``: gaps in ``seq``, steps whose end is not in the log. ``groups``: its cold and its warm steps.
+    ``missing_steps``: gaps in ``seq``, steps whose end is not in the log. ``groups``: its cold and its warm steps, each
+    program's apart.
     ``device_window_ns``: from the first kernel's start to the last one's end. ``device_busy_ns``: how long of that
     kernels ran. ``device_starved_ns``: how long of it the device waited for the caller. All are None unless two steps
     or more were timed. ``overlap``: its rate against the bound, None where that is not known.
@@ -103,11 +106,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a log: ``events`` counts terminal events, ``groups`` join the steps of all ``runs``.
+    """The figures of a log: ``events`` counts terminal events, ``groups`` are those of the only run, and of lines.
 
-    Where runs differ, in mode or in size, each run's own groups are the ones to look at. Groups are made of steps that
-    went the whole way, ``step.completed`` and ``step.detached``. Failed and cancelled steps are counted, and their
-    kernels keep the device busy; their other figures are left out. ``spans`` groups ``[STRACE]`` spans by name,
+    Where there are several ``runs``, which may differ in mode and in size, each has its own groups and none join them.
+    Groups are made of steps that went the whole way, ``step.completed`` and ``step.detached``. Failed and cancelled
+    steps are counted, and their kernels keep the device busy; their other figures are left out. ``spans`` groups
+    ``[STRACE]`` spans by name,
     ``rootless_invocations`` counts those whose root span is not in the log; ``phases`` sums ``bind phase=`` lines.
     """
 
@@ -119,8 +123,9 @@ class Summary:
     phases: PhaseSummary | None = None
 
     def group(self, name: GroupName) -> Group | None:
-        """The group of that name, or None if it has no steps."""
-        return next((group for group in self.groups if group.name == name), None)
+        """The group of that name; None if there is none, or more than one: of several runs or programs."""
+        found = [group for group in self.groups if group.name == name]
+        return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +155,18 @@ def summarize(records: Iterable[Record]) -> Summary:
 def summarize_frames(frames: LogFrames) -> Summary:
     """Summarize what `read_frames` gave."""
     steps = frames.steps
-    per_kind = np.bincount(steps.kind, minlength=len(steps.kinds)) if len(steps) else np.zeros(0, np.int64)
     events: Counter[str] = Counter()
-    for kind, count in zip(steps.kinds, per_kind.tolist(), strict=True):
+    for kind, count in zip(steps.kinds, steps.counts().tolist(), strict=True):
         events[kind.event] += count
     keys = list(dict.fromkeys((kind.run_id, kind.device) for kind in steps.kinds))
     parts = [_RunParts(steps, run_id, device, frames.opened.get(run_id)) for run_id, device in keys]
     parts = [part for part in parts if part.steps]
     runs = tuple(part.summary() for part in parts)
-    joined = runs[0].groups if len(runs) == 1 else _cold_and_warm(parts)
+    of_steps = runs[0].groups if len(runs) == 1 else ()
     spans, rootless = summarize_spans(frames.spans)
     return Summary(
         events=dict(sorted((event, count) for event, count in events.items() if count)),
-        groups=joined + _with_steps(_group("unmarked", frames.host_orch)),
+        groups=of_steps + _with_steps(_group("unmarked", None, frames.host_orch)),
         runs=runs,
         spans=spans,
         rootless_invocations=rootless,
@@ -170,23 +174,33 @@ def summarize_frames(frames: LogFrames) -> Summary:
     )
 
 
-def grouped(frames: LogFrames) -> dict[GroupName, tuple[Rows, Column]]:
-    """The figures of each group that has steps, all runs joined, and its times from step to step."""
+def step_parts(frames: LogFrames) -> list[tuple[str | None, RunPart]]:
+    """The parts of every run, each with the run's mode, None where it is not known."""
     keys = dict.fromkeys((kind.run_id, kind.device) for kind in frames.steps.kinds)
-    parts = [_RunParts(frames.steps, run_id, device, None) for run_id, device in keys]
-    nothing = np.empty(0, np.int64)
-    groups: dict[GroupName, tuple[Rows, Column]] = {
-        "cold": (
-            JoinedRows([part.cold for part in parts]),
-            np.concatenate([nothing, *(part.intervals[0] for part in parts)]),
-        ),
-        "warm": (
-            JoinedRows([part.warm for part in parts]),
-            np.concatenate([nothing, *(part.intervals[1] for part in parts)]),
-        ),
-        "unmarked": (frames.host_orch, nothing),
-    }
-    return {name: group for name, group in groups.items() if len(group[0])}
+    runs = [_RunParts(frames.steps, run_id, device, frames.opened.get(run_id)) for run_id, device in keys]
+    return [(run.mode, part) for run in runs for part in run.parts]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """The cold or the warm steps of one program of a run, and the times from the end of any step before to theirs."""
+
+    name: GroupName
+    program: str
+    rows: StepRows
+    step_ns: Column
+
+    def cold_reasons(self) -> dict[str, int]:
+        """How many steps paid each one-time cost, most frequent first."""
+        reasons: Counter[str] = Counter()
+        for kind, count in zip(self.rows.frame.kinds, self.rows.frame.counts().tolist(), strict=True):
+            if count and kind.cold_reason is not None:
+                reasons[kind.cold_reason] += count
+        return dict(reasons.most_common())
+
+    def group(self) -> Group:
+        """Its figures."""
+        return _group(self.name, self.program, self.rows, self.step_ns, self.cold_reasons())
 
 
 class _RunParts:
@@ -196,41 +210,43 @@ class _RunParts:
         self.run_id, self.device, self.opened = run_id, device, opened
         self.frame = steps.where(lambda kind: kind.run_id == run_id and kind.device == device)
         self.steps = len(self.frame)
-        self.cold = StepRows(
-            self.frame.where(lambda kind: kind.event in _WHOLE_EVENTS and kind.cold_reason is not None)
-        )
-        self.warm = StepRows(self.frame.where(lambda kind: kind.event in _WHOLE_EVENTS and kind.cold_reason is None))
-        self.intervals = step_intervals((self.cold, self.warm))
-
-    def cold_reasons(self) -> Counter[str]:
-        frame = self.cold.frame
-        counts = np.bincount(frame.kind, minlength=len(frame.kinds)).tolist() if len(frame) else []
-        reasons: Counter[str] = Counter()
-        for kind, count in zip(frame.kinds, counts, strict=False):
-            if count and kind.cold_reason is not None:
-                reasons[kind.cold_reason] += count
-        return reasons
+        config = opened.get("config") if opened else None
+        mode = config.get("mode") if isinstance(config, dict) else None
+        self.mode = mode if isinstance(mode, str) else None
+        present = zip(self.frame.kinds, self.frame.counts().tolist(), strict=True)
+        programs = dict.fromkeys(kind.program for kind, count in present if count)
+        divided: list[tuple[GroupName, str, StepRows]] = []
+        for program in programs:
+            whole = self.frame.where(lambda kind, of=program: kind.program == of and kind.event in _WHOLE_EVENTS)  # type: ignore[misc]
+            divided.append(("cold", program, StepRows(whole.where(lambda kind: kind.cold_reason is not None))))
+            divided.append(("warm", program, StepRows(whole.where(lambda kind: kind.cold_reason is None))))
+        intervals = step_intervals([rows for *_, rows in divided]) if divided else []
+        self.parts = [
+            RunPart(name, program, rows, step_ns)
+            for (name, program, rows), step_ns in zip(divided, intervals, strict=True)
+            if len(rows)
+        ]
 
     def summary(self) -> Run:
         everything = StepRows(self.frame)
         window_ns, busy_ns = device_time([everything]) or (None, None)
         starved = everything.figure("starved_ns")
         starved = starved[starved != MISSING]
-        config = self.opened.get("config") if self.opened else None
-        mode = config.get("mode") if isinstance(config, dict) else None
         # Where every step is cold, as in naive mode, those are the run.
-        use, intervals = (self.warm, self.intervals[1]) if len(self.warm) else (self.cold, self.intervals[0])
+        warm = [part for part in self.parts if part.name == "warm"] or self.parts
+        rows: Rows = warm[0].rows if len(warm) == 1 else JoinedRows([part.rows for part in warm])
+        step_ns = np.concatenate([np.empty(0, np.int64), *(part.step_ns for part in warm)])
         return Run(
             self.run_id,
             self.device,
-            mode if isinstance(mode, str) else None,
+            self.mode,
             self.steps,
             missing_steps(self.frame),
-            _cold_and_warm([self]),
+            tuple(part.group() for part in self.parts),
             window_ns,
             busy_ns,
             None if window_ns is None or not len(starved) else int(starved.sum()),
-            overlap_of(use, intervals, workers_of(self.opened)),
+            overlap_of(rows, step_ns, workers_of(self.opened)),
         )
 
 
@@ -238,24 +254,12 @@ def _with_steps(*groups: Group) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.steps)
 
 
-def _cold_and_warm(runs: list[_RunParts]) -> tuple[Group, ...]:
-    cold_reasons = sum((run.cold_reasons() for run in runs), Counter[str]())
-    nothing = np.empty(0, np.int64)
-    cold: Rows = runs[0].cold if len(runs) == 1 else JoinedRows([run.cold for run in runs])
-    warm: Rows = runs[0].warm if len(runs) == 1 else JoinedRows([run.warm for run in runs])
-    return _with_steps(
-        _group(
-            "cold",
-            cold,
-            np.concatenate([nothing, *(run.intervals[0] for run in runs)]),
-            dict(cold_reasons.most_common()),
-        ),
-        _group("warm", warm, np.concatenate([nothing, *(run.intervals[1] for run in runs)])),
-    )
-
-
 def _group(
-    name: GroupName, rows: Rows, step_ns: Column | None = None, cold_reasons: dict[str, int] | None = None
+    name: GroupName,
+    program: str | None,
+    rows: Rows,
+    step_ns: Column | None = None,
+    cold_reasons: dict[str, int] | None = None,
 ) -> Group:
     figures = distributions(rows, LINE_FIGURES if name == "unmarked" else FIGURES[:-1])
     intervals = None if step_ns is None else distribution(step_ns)
@@ -263,6 +267,7 @@ def _group(
         figures["step_ns"] = intervals
     return Group(
         name=name,
+        program=program,
         steps=len(rows),
         cold_reasons=cold_reasons or {},
         figures=figures,

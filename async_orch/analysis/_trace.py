@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 
 from async_orch.analysis._clock import host_clock
 from async_orch.analysis._columns import added
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._scan import LogFrames
+from async_orch.analysis._shown import shown_json
 from async_orch.analysis._stages import DEVICE_STAGES, STAGES, in_use, lanes, stage_times
 from async_orch.analysis._table import MISSING, Column
 
@@ -50,8 +50,7 @@ def chrome_trace(frames: LogFrames, *, max_steps: int = MAX_TRACE_STEPS) -> tupl
 
 def _pieces(frames: LogFrames, steps: StepFrame) -> Iterator[bytes]:
     origin = _origin(frames, steps)
-    encode = msgspec.json.Encoder().encode
-    yield b'{"displayTimeUnit":"ns","otherData":' + encode(
+    yield b'{"displayTimeUnit":"ns","otherData":' + _encode(
         {
             "origin_mono_ns": origin,
             "anchors": [anchor._asdict() for anchor in frames.anchors[:1000]],
@@ -62,9 +61,13 @@ def _pieces(frames: LogFrames, steps: StepFrame) -> Iterator[bytes]:
     yield b',"traceEvents":[\n'
     first = True
     for event in _events(frames, steps, origin):
-        yield (b"" if first else b",\n") + encode(event)
+        yield (b"" if first else b",\n") + _encode(event)
         first = False
     yield b"\n]}\n"
+
+
+def _encode(value: object) -> bytes:
+    return shown_json(value).encode()
 
 
 def _origin(frames: LogFrames, steps: StepFrame) -> int:

@@ -15,6 +15,7 @@ from async_orch.analysis._model import Mode, Outcome, Setting, StepCost, simulat
 from async_orch.analysis._overlap import workers_of
 from async_orch.analysis._percentiles import rank_index
 from async_orch.analysis._scan import LogFrames
+from async_orch.analysis._shown import shown
 from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["Prediction", "WhatIf", "WhatIfError", "whatif"]
@@ -109,10 +110,10 @@ def _run_of(frames: LogFrames, run_id: str | None) -> tuple[StepFrame, dict[str,
         raise WhatIfError("the log has no step records; a prediction needs the stage times in them")
     chosen = max(counts, key=lambda name: counts[name]) if run_id is None else run_id
     if chosen not in counts:
-        raise WhatIfError(f"no run {chosen!r} in the log; it has {', '.join(list(counts)[:10])}")
+        raise WhatIfError(f"no run {chosen!r} in the log; it has {', '.join(map(shown, list(counts)[:10]))}")
     run = frames.steps.where(lambda kind: kind.run_id == chosen and kind.event == "step.completed")
     if not len(run):
-        raise WhatIfError(f"no step of run {chosen} was completed")
+        raise WhatIfError(f"no step of run {shown(chosen)} was completed")
     return run, frames.opened.get(chosen, {})
 
 

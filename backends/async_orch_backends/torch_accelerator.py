@@ -6,7 +6,9 @@ callable that enqueues, called at once as ``kernel(*args)`` with the stream curr
     def launch(self, step, slot, stream):
         stream.launch(self.model, slot.image, slot.output)
 
-It must not wait for the device. PyTorch's errors of work on a device are sticky: they lose the device.
+It must not wait for the device. What PyTorch allocates from the device during a launch is seen by its own counter, and
+refused under ``strict_alloc``; what its cache serves is not. So run the model once in ``open``. Errors of work on a
+device are sticky in PyTorch: they lose the device.
 
 ``torch:cpu`` is for tests of programs where there is no accelerator: the same kernels run on host streams.
 """
@@ -14,6 +16,7 @@ It must not wait for the device. PyTorch's errors of work on a device are sticky
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
@@ -28,6 +31,7 @@ from ._torch_queue import TorchBuffer, TorchQueue, torch_error
 __all__ = ["TorchBackend", "open_backend"]
 
 _ALIGNMENT_NBYTES = 64
+_COUNTER = "num_device_alloc"  # torch.accelerator.memory_stats: allocations of device memory, not what its cache serves
 
 
 class TorchBackend(DriverBackend):
@@ -35,13 +39,15 @@ class TorchBackend(DriverBackend):
 
     def __init__(self, torch: Any, device: Any, adopted: dict[str, Any]) -> None:
         _, total = torch.accelerator.get_memory_info(device)
+        torch.empty(1, dtype=torch.uint8, device=device)  # before the first allocation there are no counters
+        self._counts = _COUNTER in torch.accelerator.memory_stats(device)
         info = DeviceInfo(
             backend="torch",
             device=str(device),
             support="not run",
             alignment_nbytes=_ALIGNMENT_NBYTES,
             pinned=True,
-            alloc_visibility="own",
+            alloc_visibility="all" if self._counts else "own",
             device_clock="anchored",
             memory_nbytes=int(total),
             driver=f"torch {torch.__version__}",
@@ -83,6 +89,12 @@ class TorchBackend(DriverBackend):
     def free_nbytes(self) -> int | None:
         free, _ = self._torch.accelerator.get_memory_info(self._native)
         return int(free)
+
+    def allocation_counter(self) -> Callable[[], int] | None:
+        if not self._counts:
+            return None
+        stats, device = self._torch.accelerator.memory_stats, self._native
+        return lambda: int(stats(device)[_COUNTER])
 
     def touch(self, buffer: Buffer) -> None:
         self._device.check_open()

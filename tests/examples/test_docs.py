@@ -72,6 +72,14 @@ def test_qwen3_howto_runs_as_written(tmp_path: Path) -> None:
     assert done.stdout == shown
 
 
+def test_graphs_howto_runs_as_written(tmp_path: Path) -> None:
+    """The program of the how-to prints what is shown below it."""
+    (_, program), (_, shown) = blocks_of(DOCS / "howto-graphs.md")
+    script = tmp_path / "howto.py"
+    script.write_text(program, encoding="utf-8")
+    assert run(str(script), cwd=tmp_path) == shown
+
+
 UNWRITTEN = """
 import asyncio
 from async_orch import Orchestrator, SlotSpec, StepProgram

@@ -55,11 +55,13 @@ class FakeStream:
 def fake_torch(devices: int = 1) -> SimpleNamespace:
     """A stand-in for the module."""
     current = threading.local()
+    allocations = [0]
     device = torch.device("cpu", 0)
 
     def empty(nbytes: int, *, dtype: Any, device: Any = None, pin_memory: bool = False) -> torch.Tensor:
         if nbytes > LIMIT_NBYTES:
             raise RuntimeError(f"out of memory: tried to allocate {nbytes} bytes")
+        allocations[0] += device is not None
         return torch.empty(nbytes, dtype=dtype)
 
     def current_stream(device: Any = None) -> FakeStream:
@@ -74,6 +76,7 @@ def fake_torch(devices: int = 1) -> SimpleNamespace:
         current_accelerator=lambda: device,
         device_count=lambda: devices,
         get_memory_info=lambda device: (LIMIT_NBYTES, LIMIT_NBYTES),
+        memory_stats=lambda device: {"num_device_alloc": allocations[0], "num_device_free": 0},
         synchronize=lambda device: None,
         current_stream=current_stream,
         set_stream=set_stream,

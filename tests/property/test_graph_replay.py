@@ -88,6 +88,14 @@ def programs(draw: st.DrawFn) -> tuple[list[Piece], list[Item]]:
     return pieces, items(0, 6)
 
 
+class Inlining:
+    """A builder whose replays are inlined."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.task = builder.task
+        self.replay = builder.inline
+
+
 def make_table() -> KernelTable:
     table = KernelTable()
 
@@ -125,7 +133,7 @@ def add_items(
             target.replay(recorded[item.kernel], [*spots, given])
 
 
-def build(builder: GraphBuilder, pieces: list[Piece], items: list[Item], image: Bytes) -> int:
+def build(builder: GraphBuilder, pieces: list[Piece], items: list[Item], image: Bytes, *, inline: bool = False) -> int:
     """Record the Definitions and write the graph; bytes used."""
     recorded: list[Definition] = []
     for index, piece in enumerate(pieces):
@@ -136,8 +144,25 @@ def build(builder: GraphBuilder, pieces: list[Piece], items: list[Item], image: 
 
         recorded.append(builder.record(f"piece{index}", function))
     builder.reset(image)
-    add_items(builder, builder, recorded, items, [], None)
+    add_items(Inlining(builder) if inline else builder, builder, recorded, items, [], None)
     return builder.finish()
+
+
+def check_inlined(
+    builder: GraphBuilder, pieces: list[Piece], items: list[Item], expected: list[tuple[int, Call]], table: KernelTable
+) -> None:
+    """Written out by `inline`, the calls are the same, and they wait for exactly those that they share bytes with."""
+    if any(isinstance(item.kernel, int) for piece in pieces for item in piece.items):
+        return  # inline() takes Definitions without replays
+    image = np.zeros(1 << 16, np.uint8)
+    build(builder, pieces, items, image, inline=True)
+    calls = unroll(image, table)
+    assert [(call.kernel, call.args) for call in calls] == [call for _, call in expected]
+    sharing: list[set[int]] = [set() for _ in expected]
+    for (first, (_, early)), (second, (_, late)) in combinations(enumerate(expected), 2):
+        if conflict(early, late):
+            sharing[second].add(first)
+    assert closure([set(call.after) for call in calls]) == closure(sharing)
 
 
 def obvious(pieces: list[Piece], items: list[Item]) -> list[tuple[int, Call]]:
@@ -227,6 +252,7 @@ def test_replays_are_the_calls_of_the_obvious_builder(program: tuple[list[Piece]
     before = closure([set(call.after) for call in found])
     for (first, (_, early)), (second, (_, late)) in combinations(enumerate(expected), 2):
         assert first in before[second] or not conflict(early, late)
+    check_inlined(builder, pieces, items, expected, table)
     rows, fanin = pool(image, 2, TASK), pool(image, 3, FANIN).tolist()
     waits = [set(fanin[row["fanin_start"] : row["fanin_start"] + row["fanin_count"]]) for row in rows]
     sharing: list[set[int]] = [set() for _ in items]

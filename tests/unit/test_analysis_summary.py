@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,7 +80,7 @@ def random_steps(count: int) -> list[StepRecord]:
 
 def test_groups_equal_a_plain_loop() -> None:
     """Each figure of the cold and the warm group is that of a loop over the completed and detached steps."""
-    steps = random_steps(400)
+    steps = [msgspec.structs.replace(step, run_id="run-a") for step in random_steps(400)]
     summary = summarize(steps)
     whole = [step for step in steps if step.event in ("step.completed", "step.detached")]
     for name, members in (
@@ -110,8 +111,8 @@ def test_step_intervals_and_device_time_equal_a_plain_loop() -> None:
     """Times from step to step and the device's idle share are those of a loop over each run in order of time."""
     steps = random_steps(300)
     summary = summarize(random.Random(1).sample(steps, len(steps)))
-    intervals: dict[bool, list[int]] = {True: [], False: []}
     for run in summary.runs:
+        intervals: dict[bool, list[int]] = {True: [], False: []}
         of_run = [step for step in steps if step.run_id == run.run_id]
         whole = [step for step in of_run if step.event in ("step.completed", "step.detached")]
         ends = sorted((int(s.accept_ns or 0) + int(s.total_ns or 0), s.cold_reason is not None) for s in whole)
@@ -126,26 +127,39 @@ def test_step_intervals_and_device_time_equal_a_plain_loop() -> None:
         assert run.device_busy_ns == busy
         assert run.device_window_ns == covered - kernels[0][0]
         assert run.device_idle_share == 1 - busy / (covered - kernels[0][0])
-    for cold, name in ((True, "cold"), (False, "warm")):
-        found = group(summary, name).figures["step_ns"]
-        assert (found.count, found.sum) == (len(intervals[cold]), sum(intervals[cold]))
-        assert found.p50 == plain_percentile(intervals[cold], 50)
+        for part in run.groups:
+            found, expected = part.figures["step_ns"], intervals[part.name == "cold"]
+            assert (found.count, found.sum) == (len(expected), sum(expected))
+            assert found.p50 == plain_percentile(expected, 50)
 
 
-def test_runs_are_kept_apart_and_joined() -> None:
-    """Each run has groups of its own, equal to those of a log of that run alone; the log's groups join them."""
+def test_runs_are_kept_apart() -> None:
+    """Each run has groups of its own, equal to those of a log of that run alone; nothing joins runs."""
     steps = random_steps(200)
     summary = summarize(steps)
     for run in summary.runs:
         alone = summarize(step for step in steps if step.run_id == run.run_id)
         assert run.groups == alone.groups
         assert alone.runs == (run,)
-    for joined in summary.groups:
-        parts = [found for run in summary.runs for found in run.groups if found.name == joined.name]
-        assert len(parts) == 2
-        assert joined.steps == sum(part.steps for part in parts)
-        for name, figure in joined.figures.items():
-            assert figure.sum == sum(part.figures[name].sum for part in parts if name in part.figures)
+    assert summary.groups == ()
+    assert summary.group("warm") is None
+
+
+def test_programs_of_a_run_are_kept_apart() -> None:
+    """Cold and warm steps of each program are groups of their own; the times from step to step are those of the run."""
+    steps = [
+        step_record(seq=seq, program="prefill" if seq % 4 == 0 else "decode", build_ns=seq, accept_ns=10**9 * (seq + 1))
+        for seq in range(20)
+    ]
+    summary = summarize(steps)
+    (run,) = summary.runs
+    assert [(part.program, part.name, part.steps) for part in run.groups] == [
+        ("prefill", "warm", 5),
+        ("decode", "warm", 15),
+    ]
+    assert [part.figures["orch_ns"].max for part in run.groups] == [16, 19]
+    assert {part.figures["step_ns"].p50 for part in run.groups} == {10**9}
+    assert summary.group("warm") is None
 
 
 def test_failed_and_cancelled_steps_are_counted_and_left_out() -> None:

@@ -158,6 +158,52 @@ def test_dependencies_cross_the_boundary() -> None:
     assert calls[4].args[1] == 0.5
 
 
+def test_inlined_tasks_are_those_of_the_replay() -> None:
+    """`inline` writes a Definition out as plain tasks, with the same calls, for devices that know no replays."""
+    table = make_table()
+    builder = make_builder(table)
+    layer = record_layer(builder)
+    image, found = np.zeros(1 << 14, np.uint8), []
+    bindings = [builder.tensor("workspace", 0, (4,), np.float32), builder.tensor("weights", 0, (4,), np.float32)]
+    for add in (builder.replay, builder.inline):
+        builder.reset(image)
+        builder.task("scale", bindings[1], 3, bindings[0])
+        ids = add(layer, [*bindings, builder.tensor("output", 0, (4,), np.float32), 2.5])
+        builder.finish()
+        regions = memory()
+        execute(image, regions, table)
+        found.append(([call[:2] for call in unroll(image, table)], regions["output"].tobytes()))
+    assert ids == range(1, 4)
+    assert found[0] == found[1]
+    assert describe(image).count("replay") == 0
+
+
+def test_what_inline_does_not_take() -> None:
+    """`inline` needs derived dependencies and a Definition without replays, and names what does not fit."""
+    table = make_table()
+    builder = make_builder(table, max_tasks=3, max_operands=64, max_args=64)
+    pair, layer = record_pair(builder), record_layer(builder)
+    image = np.zeros(1 << 14, np.uint8)
+    builder.reset(image)
+    with pytest.raises(
+        GraphError, match=r"task 0 \(pair\): inline\(\) of a Definition that replays others; inline those"
+    ):
+        builder.inline(pair, {})
+    x, y = (builder.tensor("workspace", offset, (4,), np.float32) for offset in (0, 64))
+    bindings = [x, builder.tensor("weights", 0, (4,), np.float32), y, 1.0]
+    with pytest.raises(GraphError, match=r"task 0 \(layer\), argument 'x': it must be a tensor .* but an int is bound"):
+        builder.inline(layer, [5, *bindings[1:]])
+    builder.inline(layer, bindings)
+    with pytest.raises(GraphOverflow, match=r"tasks: 3 used, 3 available, 3 more requested by task 3; raise max_tasks"):
+        builder.inline(layer, bindings)
+    explicit = GraphBuilder(image, table, REGIONS)
+    empty = explicit.record("empty", lambda recorder: None)
+    with pytest.raises(
+        GraphError, match=r"task 0 \(empty\): inline\(\) of a Definition that needs a builder with infer"
+    ):
+        explicit.inline(empty, [])
+
+
 def test_an_empty_definition_passes_dependencies_on() -> None:
     """A replay without calls still orders what comes after it behind what comes before."""
     table = KernelTable()
@@ -207,6 +253,7 @@ def wrong_replays() -> list[tuple[Any, str]]:
         ),
         ({"factor": 2}, r"argument 'factor': it must be a float, but an int is bound"),
         ({"factor": "two"}, r"argument 'factor': 'two' is not an operand of this builder"),
+        ({"x": "two"}, r"argument 'x': 'two' is not an operand of this builder"),
         ({"x": 1.5}, r"argument 'x': it must be a tensor of float32, shape \(4,\), but a float is bound"),
         ({"y": ("put",)}, r"argument 'y': the Definition writes it, but it is an input in the image"),
         ({"y": ("old",)}, r"argument 'y': the handle is not one of this builder's, or it came from put\(\)"),

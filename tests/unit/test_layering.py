@@ -44,7 +44,7 @@ LAYERS = [
     {"_prometheus", "_opentelemetry"},
     {"metrics"},
     {"_config", "_slot", "_step", "_slot_ring"},
-    {"_program", "_timings", "_handle", "_collect", "_annotate"},
+    {"_program", "_timings", "_handle", "_collect", "_annotate", "_witness"},
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_quarantine"},
     {"_programs", "_targets"},

@@ -11,7 +11,7 @@ from async_orch_backends import torch_accelerator
 
 from async_orch import Orchestrator, SlotSpec, StepProgram, open_backend
 from async_orch.abc import ByteArray, Stream
-from async_orch.exceptions import BackendUnavailable, ConfigurationError, DeviceError
+from async_orch.exceptions import BackendUnavailable, ConfigurationError, DeviceError, HotPathAllocation
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'async-orch[torch]'")
 
@@ -57,6 +57,52 @@ def test_what_is_no_kernel_is_refused() -> None:
     with pytest.raises(DeviceError, match="not int"):
         backend.create_stream("compute").launch(3)
     backend.close()
+
+
+def test_pytorchs_allocations_in_a_launch_are_seen() -> None:
+    """Its allocator is the witness: one tensor too many fails the step, on a fake that counts as PyTorch does."""
+    fake = fake_torch()
+
+    class Allocates(StepProgram[int, int]):
+        slot = SlotSpec(image_nbytes=64, output_nbytes=64)
+
+        def build(self, step: int, image: Any) -> None:
+            image[:] = step
+
+        def launch(self, step: int, slot: Any, stream: Stream) -> None:
+            if step == 1:
+                fake.empty(64, dtype=torch.uint8, device=fake.device("cpu", 0))
+            stream.launch(lambda image, output: output.copy_(image), slot.image, slot.output)
+
+        def collect(self, step: int, output: ByteArray) -> int:
+            return int(output[63])
+
+    async def main() -> None:
+        backend = torch_accelerator.TorchBackend(fake, torch.device("cpu", 0), {})
+        assert backend.info.alloc_visibility == "all"
+        async with Orchestrator(Allocates(), backend) as orch:
+            assert (await orch.run(0)).output == 0
+            with pytest.raises(HotPathAllocation, match="launch of Allocates made the device allocate memory 1 times"):
+                await orch.run(1)
+            assert (await orch.run(2)).output == 2
+        backend.close()
+
+    asyncio.run(main())
+
+
+def test_an_older_pytorch_sees_its_own_allocations_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the counter the backend says so, and nothing is watched."""
+    fake = fake_torch()
+    monkeypatch.setattr(fake.accelerator, "memory_stats", lambda device: {})
+    backend = torch_accelerator.TorchBackend(fake, torch.device("cpu", 0), {})
+    assert backend.info.alloc_visibility == "own"
+    assert backend.allocation_counter() is None
+    backend.close()
+
+
+def test_the_counter_is_one_that_pytorch_has() -> None:
+    """The name is documented by the installed PyTorch."""
+    assert f'"{torch_accelerator._COUNTER}"' in torch.accelerator.memory_stats.__doc__
 
 
 def test_a_tensor_is_a_view_of_the_slot() -> None:

@@ -1,0 +1,142 @@
+"""What building a task graph costs: the Qwen3-14B decode step, replayed and unrolled, beside two obvious ways.
+
+    python tests/bench/graph_build.py [--rounds 300]
+
+Every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a small class,
+with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph (skipped
+where it is not installed). Neither finds dependencies or writes bytes: both get them from the unrolled image. Warm, one
+thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from async_orch.graph import GraphBuilder, KernelTable, UnrolledTask, unroll
+from examples.large.layer_graph import LayerGraph, StepInputs, kernel_table
+from examples.large.shape import QWEN3_14B, Shape
+
+IMAGE_NBYTES = 4 << 20
+
+
+class Node:
+    """A task as an object, the obvious way."""
+
+    __slots__ = ("after", "args", "kernel")
+
+    def __init__(self, kernel: str, args: tuple[Any, ...], after: list[Node]) -> None:
+        self.kernel = kernel
+        self.args = args
+        self.after = after
+
+
+def inputs_of(shape: Shape, step: int) -> StepInputs:
+    """Inputs that differ from step to step."""
+    blocks = (np.arange(shape.rows * shape.blocks_a_row, dtype=np.int32) + step).reshape(shape.rows, -1)
+    lengths = np.full(shape.rows, shape.context + step % 1000, np.int32)
+    return StepInputs(np.full(shape.rows, -1, np.int32), lengths, blocks)
+
+
+def plain_build(tasks: list[UnrolledTask]) -> list[Node]:
+    """The graph as objects that refer to each other."""
+    nodes: list[Node] = []
+    for task in tasks:
+        nodes.append(Node(task.kernel, task.args, [nodes[producer] for producer in task.after]))
+    return nodes
+
+
+def networkx_build(tasks: list[UnrolledTask]) -> object:
+    """The graph in networkx."""
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    for number, task in enumerate(tasks):
+        graph.add_node(number, kernel=task.kernel, args=task.args)
+        graph.add_edges_from((producer, number) for producer in task.after)
+    return graph
+
+
+def call_by_call(builder: GraphBuilder, image: Any, tasks: list[UnrolledTask]) -> Callable[[], int]:
+    """One `task` call for each kernel call, with the handles at hand."""
+    calls = []
+    for task in tasks:
+        operands = [
+            arg if isinstance(arg, (int, float)) else builder.tensor(arg.region, arg.offset, arg.shape, arg.dtype)
+            for arg in task.args
+            if isinstance(arg, (int, float)) or arg.region != "image"
+        ]
+        calls.append((task.kernel, operands))
+
+    def build() -> int:
+        builder.reset(image)
+        add = builder.task
+        for kernel, operands in calls:
+            add(kernel, *operands)
+        return builder.finish()
+
+    return build
+
+
+def measured(build: Callable[[int], object], rounds: int) -> list[float]:
+    """Milliseconds of each call after ten that warm up."""
+    for step in range(10):
+        build(step)
+    gc.collect()
+    gc.disable()
+    times = []
+    for step in range(rounds):
+        start = time.perf_counter_ns()
+        build(step)
+        times.append((time.perf_counter_ns() - start) / 1e6)
+    gc.enable()
+    return sorted(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=300)
+    rounds = parser.parse_args().rounds
+    shape = QWEN3_14B
+    table = kernel_table()
+    image = np.zeros(IMAGE_NBYTES, np.uint8)
+    steps = [inputs_of(shape, step) for step in range(64)]
+    replayed = LayerGraph(shape, table)
+    replayed.builder.place_definitions()
+    inlined = LayerGraph(shape, table, unrolled=True)
+    nbytes = inlined.build(steps[0], image)
+    tasks = unroll(image, table)
+    free = KernelTable()
+    for name, entry in table.by_name.items():
+        free.add(name, entry.function, outputs=entry.outputs, n_args=-1)
+    one_by_one = GraphBuilder(
+        None, free, inlined.region_nbytes, max_tasks=len(tasks), max_fanin=1 << 20, max_args=1 << 20, infer=True
+    )
+    build_calls = call_by_call(one_by_one, image, tasks)
+    layer = replayed.layer
+    print(f"{shape.name}, {shape.rows} rows: {layer.n_tasks} tasks a layer, {len(layer.parameters)} parameters, ")
+    print(f"{len(tasks)} tasks unrolled; Definition {layer.nbytes} B")
+    rows: list[tuple[str, Callable[[int], object], int, int]] = [
+        ("replayed", lambda step: replayed.build(steps[step % 64], image), rounds, replayed.build(steps[0], image)),
+        ("unrolled, inline()", lambda step: inlined.build(steps[step % 64], image), max(rounds // 5, 5), nbytes),
+        ("unrolled, task() by task()", lambda step: build_calls(), max(rounds // 10, 5), build_calls()),
+        ("plain objects", lambda step: plain_build(tasks), max(rounds // 5, 5), 0),
+    ]
+    if importlib.util.find_spec("networkx") is not None:
+        rows.append(("networkx", lambda step: networkx_build(tasks), max(rounds // 20, 5), 0))
+    print(f"{'':<28}{'ms p50':>9}{'ms p90':>9}{'ns a task':>11}{'image B':>10}")
+    for name, build, count, size in rows:
+        times = measured(build, count)
+        p50 = statistics.median(times)
+        print(f"{name:<28}{p50:>9.3f}{times[int(0.9 * len(times))]:>9.3f}{1e6 * p50 / len(tasks):>11.0f}{size:>10}")
+
+
+if __name__ == "__main__":
+    main()
