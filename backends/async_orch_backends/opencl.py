@@ -14,7 +14,8 @@ A stream is an in-order queue with profiling; its times are the device's, anchor
 queue's fence of the same context is waited for in the driver. A fence is the event of the last command, which costs
 nothing; but once ``stream.native`` has handed out the queue, others may enqueue there, and each fence is a marker of
 its own (33 us each, measured on CPU (PoCL)). An OpenCL driver has no wait with a time-out and no way to drop queued
-commands: closing waits at most `close_timeout_s` for them.
+commands: closing waits at most `close_timeout_s` for them. After a loss, `reset` (by ``Orchestrator.reopen``) goes on
+in a new context, where the program builds its kernels again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
-from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
+from async_orch.exceptions import ConfigurationError, DeviceError, OutOfDeviceMemory
 
 from ._anchored_clock import AnchoredClock
 from ._device_state import DeviceState
@@ -66,6 +67,26 @@ class OpenCLBackend(DriverBackend):
         for name, stream in adopted.items():
             wrapped = isinstance(stream, Stream)
             self._adopted[name] = stream if wrapped else self._opened(name, self._wrap(stream, name, owned=False))
+
+    def reset(self) -> bool:
+        """Leave the old context and its work behind, and open a new one on the same device.
+
+        Every stream ends: fences of work that is not over within `close_timeout_s` fail, its threads are abandoned and
+        counted, and its memory is kept. False once the backend is closed, in a forked child, with streams of the
+        caller's, whose context is not ours to leave, and where the driver gives no new context.
+        """
+        if self._device.closed or self._device.forked or self._adopted:
+            return False
+        self._end_streams()
+        before = self.context, self._own_queue
+        try:
+            self.context = self._cl.Context([self._native])
+            self._own_queue = self._new_queue()
+        except (self._cl.Error, DeviceError):
+            self.context, self._own_queue = before
+            return False
+        self._device.lost = None
+        return True
 
     def _new_queue(self) -> Any:
         try:
