@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from async_orch._build_job import BuildJob
 from async_orch._build_workers import BuildWorkers
+from async_orch._nbytes import as_nbytes
 from async_orch._program import Built
 from async_orch._ring import Lease
 from async_orch._slot import Slot
@@ -194,10 +194,10 @@ class BuildStage(Stage):
                 if result is None:
                     step.copy_nbytes = capacity
                 elif type(result) is Built:
-                    step.copy_nbytes = operator.index(result.nbytes)
-                    step.sm_nbytes = operator.index(result.sm_nbytes)
+                    step.copy_nbytes = as_nbytes(result.nbytes)
+                    step.sm_nbytes = as_nbytes(result.sm_nbytes)
                 else:
-                    step.copy_nbytes = operator.index(result)
+                    step.copy_nbytes = as_nbytes(result)
             except TypeError as exc:
                 error = exc
         if isinstance(error, WorkerDied):

@@ -181,6 +181,9 @@ class OrchestratorConfig:
         self._check_slot_classes()
 
     def _check_slot_classes(self) -> None:
+        classes: object = self.slot_classes
+        if isinstance(classes, str) or not isinstance(classes, Sequence):
+            raise ConfigurationError(f"slot_classes must be a sequence of (SlotSpec, slots) pairs, got {classes!r}")
         previous: SlotSpec | None = None
         for entry in self.slot_classes:
             if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], SlotSpec):
@@ -241,6 +244,12 @@ def resolve_config(
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
             raise TypeError(f"Orchestrator has no option {name!r}{hint}")
+    if config is not None and not isinstance(config, OrchestratorConfig):
+        raise TypeError(f"config must be an OrchestratorConfig, got {type(config).__name__}")
+    if options.get("slot_classes") and "slots" in options:
+        raise ConfigurationError(
+            f"slots={options['slots']!r} beside slot_classes: each class has its own number of slots; leave slots out"
+        )
     merged = OrchestratorConfig(**options) if config is None else replace(config, **options)
     override = environ.get(MODE_VARIABLE)
     if override:

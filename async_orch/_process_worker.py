@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
-import operator
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from async_orch._nbytes import as_nbytes
 from async_orch._process_errors import CallersUnpickler, describe
 from async_orch._process_main import IMPORTED_NAME, CallersMain
 from async_orch._process_wire import Answer, Build, Channel, Closed, Hello, MainModule, Ready, Refused, ToWorker
@@ -121,8 +121,8 @@ class Builder:
             if result is None:
                 return Answer(start_ns, end_ns)
             if isinstance(result, Built):
-                return Answer(start_ns, end_ns, operator.index(result.nbytes), operator.index(result.sm_nbytes))
-            return Answer(start_ns, end_ns, operator.index(result))
+                return Answer(start_ns, end_ns, as_nbytes(result.nbytes), as_nbytes(result.sm_nbytes))
+            return Answer(start_ns, end_ns, as_nbytes(result))
         except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             return Answer(start_ns, time.monotonic_ns(), failure=describe(exc))
 

@@ -25,6 +25,9 @@ HALF = np.uint16
 TILE = 256
 """Outputs of one projection task; of the wider gate and up projections four times as many."""
 
+HEAD_TILES = 128
+"""Tasks of the head; they divide the vocabulary."""
+
 _OUTPUTS = {
     "embed": (0,),
     "rope_rows": (0, 1),
@@ -87,16 +90,17 @@ class LayerGraph:
             None,
             table,
             self.region_nbytes,
-            max_tasks=400 * shape.layers + 7 if unrolled else shape.layers + 7,
-            max_args=3000 * shape.layers if unrolled else 32 * shape.layers + 64,
-            max_fanin=4000 * shape.layers if unrolled else 64 * shape.layers + 64,
-            max_operands=2000 * shape.layers if unrolled else 32 * shape.layers + 256,
+            max_tasks=400 * shape.layers + 200 if unrolled else shape.layers + 7,
+            max_args=3000 * shape.layers + 1024 if unrolled else 32 * shape.layers + 64,
+            max_fanin=4000 * shape.layers + 1024 if unrolled else 64 * shape.layers + 64,
+            max_operands=(2000 if unrolled else 32) * shape.layers + 1024,
             infer=True,
             scratch=("workspace", "output"),
         )
         tensor = self.builder.tensor
         self._tensors = {name: tensor(*place) for name, place in self._places.items()}
         self.layer: Definition = self.builder.record("layer", self._record)
+        self.head: Definition = self.builder.record("head", self._record_head)
         self._inputs = {one.name: one.position for one in self.layer.parameters if one.name in ("blocks", "lengths")}
         self._bound = [self._bindings(layer) for layer in range(shape.layers)]
 
@@ -119,7 +123,7 @@ class LayerGraph:
             "projected": (self._tiles(shape.hidden), rows, TILE),
             "gate_up": (2, shape.intermediate // (4 * TILE), rows, 4 * TILE),
             "inner": (shape.intermediate // (4 * TILE), rows, 4 * TILE),
-            "logits": (rows, shape.vocab),
+            "logits": (HEAD_TILES, rows, shape.vocab // HEAD_TILES),
         }
         for name, dims in activations.items():
             place(name, "workspace", dims, HALF)
@@ -255,6 +259,17 @@ class LayerGraph:
             part = _rows(recorder, hidden, half * rows // 2, rows // 2)
             recorder.task("add", part, projected, half)
 
+    def _record_head(self, recorder: Recorder) -> None:
+        """The head in tiles, all of them on tensors that every step shares."""
+        logits, head = self._places["logits"], self._places["head"]
+        count, normed = self.shape.vocab // HEAD_TILES, self._tensors["normed"]
+        for tile in range(HEAD_TILES):
+            out_at = logits[1] + 2 * tile * self.shape.rows * count
+            out = self.builder.tensor("workspace", out_at, logits[2][1:], HALF)
+            weight_at = head[1] + 2 * tile * count * self.shape.hidden
+            weight = self.builder.tensor("weights", weight_at, (count, self.shape.hidden), HALF)
+            recorder.task("linear", out, normed, weight)
+
     def build(self, inputs: StepInputs, image: ByteArray) -> int:
         """Write the step's graph to `image`; returns the bytes used. Raises `GraphOverflow` if it is too small."""
         builder, tensors = self.builder, self._tensors
@@ -270,7 +285,7 @@ class LayerGraph:
             bound[blocks_at], bound[lengths_at] = blocks, lengths
             add(layer, bound)
         task("norm", tensors["normed"], tensors["hidden"], tensors["final_norm"])
-        task("linear", tensors["logits"], tensors["normed"], tensors["head"])
+        add(self.head, [])
         task("argmax", tensors["resident"], tensors["tokens"], tensors["logits"])
         task("advance", tensors["resident"], forced)
         return builder.finish()

@@ -29,6 +29,7 @@ LAYERS = [
     {"abc"},
     {
         "_delta",
+        "_nbytes",
         "_layout",
         "_events",
         "_escape",
