@@ -18,6 +18,7 @@ BuildIn = Literal["inline", "thread"]
 HookIn = Literal["inline", "thread"]
 Policy = Literal["fail_step", "discard_dependents", "fail_pipeline"]
 Grow = Literal["never", "high_water"]
+Upload = Literal["full", "delta"]
 Annotate = Literal["nvtx", "mstx"]
 StepLog = Any
 """A path, a structlog logger, a callable that takes each record, or None."""
@@ -47,6 +48,7 @@ class OrchestratorOptions(TypedDict, total=False):
     collect_in: HookIn
     policy: Policy
     grow: Grow
+    upload: Upload
     slot_classes: Sequence[tuple[SlotSpec, int]]
     build_timeout_s: float | None
     collect_timeout_s: float | None
@@ -86,6 +88,9 @@ class OrchestratorConfig:
         `DependencyFailed`. ``"fail_pipeline"``: all steps fail.
     grow:
         ``"high_water"`` lets a slot grow when a step's `StepProgram.sizes` asks for more than it has.
+    upload:
+        ``"delta"`` copies only what differs from the image that the slot holds already. Costs a copy of each slot's
+        image in host memory; has no effect in mode naive. See `StepProgram.writes_image` for what it asks of programs.
     slot_classes:
         Pairs of a `SlotSpec` and a number of slots, from small to large, in place of ``slots``: for steps of very
         different sizes. Each step gets the smallest class that it fits in.
@@ -122,6 +127,7 @@ class OrchestratorConfig:
     collect_in: HookIn = "inline"
     policy: Policy = "fail_step"
     grow: Grow = "never"
+    upload: Upload = "full"
     slot_classes: Sequence[tuple[SlotSpec, int]] = ()
     build_timeout_s: float | None = None
     collect_timeout_s: float | None = None
@@ -146,6 +152,7 @@ class OrchestratorConfig:
             "collect_in": HookIn,
             "policy": Policy,
             "grow": Grow,
+            "upload": Upload,
         }
         for name, kind in choices.items():
             value = getattr(self, name)

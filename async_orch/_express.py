@@ -26,13 +26,14 @@ __all__ = ["express_way"]
 
 
 def possible(pipeline: Pipeline) -> bool:
-    """Whether any step can take this way: those that need a thread or a size class take the queues."""
+    """Whether any step can take this way: those that need a thread, a size class or a comparison do not."""
     memory, config = pipeline.memory, pipeline.config
     return (
         len(memory.classes) == 1
         and config.annotate is None
         and config.build_in == config.launch_in == config.collect_in == "inline"
         and not any(runtime.slot_at_build for runtime in memory.runtimes)
+        and not memory.delta
     )
 
 

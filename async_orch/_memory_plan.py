@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from async_orch._allocation import give_back, touched
 from async_orch._config import OrchestratorConfig
+from async_orch._delta import Shadow
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
@@ -47,6 +48,7 @@ class MemoryPlan:
         self.has_memory = has_memory
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
+        self.delta = config.upload == "delta" and has_memory and not self.naive
         self.step_path_allocs = 0
         self._fifo = backend.reuse_order == "fifo"
         # Only test backends want to know; the others must not pay for a call a step.
@@ -63,7 +65,7 @@ class MemoryPlan:
 
     def _make_classes(self, config: OrchestratorConfig, needed: SlotSizes) -> list[SlotClass]:
         fifo = self._fifo
-        on_free = self._slot_freed if self.naive or self._tells_released else None
+        on_free = self._slot_freed if self.naive or self.delta or self._tells_released else None
         if not config.slot_classes:
             return [SlotClass(needed, config.slots, on_free, fifo=fifo)]
         # Feed and output may be left out of a class: every program may need its own, and they are small.
@@ -92,6 +94,7 @@ class MemoryPlan:
                 if self.naive:
                     continue
                 try:
+                    memory.shadow = self._shadow_of(slot_class.sizes)
                     memory.allocate_device(self._backend, slot_class.sizes)
                 except OutOfDeviceMemory as exc:
                     raise OutOfDeviceMemory(
@@ -113,10 +116,17 @@ class MemoryPlan:
         array = staging.buffer.array
         staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self.runtimes]
 
+    def _shadow_of(self, sizes: SlotSizes) -> Shadow | None:
+        return Shadow(sizes.image_nbytes) if self.delta and sizes.image_nbytes else None
+
     def _slot_freed(self, memory: SlotMemory) -> None:
+        shadow = memory.shadow
+        if shadow is not None:
+            shadow.settle()
         if self._tells_released:
             for buffer in memory.buffers():
-                self._backend.released(buffer)
+                if shadow is None or buffer is not memory.image:  # else the next image builds on what it holds
+                    self._backend.released(buffer)
         if self.naive:
             memory.free_device()
 
@@ -150,7 +160,10 @@ class MemoryPlan:
         if step.extras is None or step.extras.sizes is None or step.extras.sizes.fits_in(memory.sizes):
             return
         before, wanted = memory.sizes, slot_class.sizes.or_larger(step.extras.sizes)
+        moves = wanted.image_nbytes > before.image_nbytes
+        shadow = self._shadow_of(wanted) if moves else memory.shadow
         memory.grow(self._backend, wanted)
+        memory.shadow = shadow
         slot_class.sizes = wanted  # only now: what did not fit is not what later steps are to be given
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="slots", seq=step.seq, before=str(before), after=str(memory.sizes))
@@ -195,6 +208,7 @@ class MemoryPlan:
         try:
             memory.allocate_host(self._backend, slot_class.sizes)
             if not self.naive:
+                memory.shadow = self._shadow_of(slot_class.sizes)
                 memory.allocate_device(self._backend, slot_class.sizes)
         except BaseException:
             memory.free()

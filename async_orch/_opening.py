@@ -249,7 +249,7 @@ class Opened:
                     step.recorded = True
                     if self.writer is not None:
                         self.writer.put(step)
-            for pool in (pipeline.build.pool, pipeline.retire.pool):
+            for pool in (pipeline.build.pool, pipeline.h2d.pool, pipeline.retire.pool):
                 if pool is not None:
                     pool.stop()
                     self.threads_abandoned += pool.join(JOIN_TIMEOUT_S)

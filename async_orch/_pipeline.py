@@ -111,14 +111,14 @@ class Pipeline:
         self._turn_end_ns = 0
         build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
         to_build, to_acquire, to_copy, to_launch = build.queue, acquire.queue, h2d.queue, launch.queue
-        admission, barriers = self.admission, self.barriers
+        admission, barriers, comparing = self.admission, self.barriers, h2d.comparing
         try:
             while True:
                 self.again = False
                 moved = retire.queue and retire.advance()
                 if (to_launch or launch.busy) and launch.advance():
                     moved = True
-                if to_copy and h2d.advance():
+                if (to_copy or comparing) and h2d.advance():
                     moved = True
                 if to_acquire and acquire.advance():
                     # The common way: what got a slot is copied and launched in the same round.

@@ -26,7 +26,8 @@ Image = Any
 class Built(NamedTuple):
     """What ``build`` may return to have its image's two parts reported apart.
 
-    ``nbytes`` is the size used; of it ``sm_nbytes`` describe this step's tasks, the rest recorded graphs.
+    ``nbytes`` is the size used; of it ``sm_nbytes`` describe this step's tasks, the rest recorded graphs. With
+    ``upload="delta"`` the first ``sm_nbytes`` bytes are taken to be the former.
     """
 
     nbytes: int
@@ -45,6 +46,9 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
 
     repeatable: bool = True
     """Whether ``build`` may be called again for a step whose build raised; retries are refused otherwise."""
+
+    writes_image: bool = False
+    """True if the kernels write to ``slot.image``: with ``upload="delta"`` its images are then copied whole."""
 
     keeps_addresses: bool = False
     """True if the program keeps addresses of slots between steps; growth is refused unless it has `slots_changed`."""
@@ -125,6 +129,7 @@ class ProgramRuntime:
         "slot_at_build",
         "slots_changed",
         "step_sizes",
+        "writes_image",
     )
 
     def __init__(self, name: str, index: int, program: StepProgram[Any, Any]) -> None:
@@ -146,6 +151,7 @@ class ProgramRuntime:
         self.has_feed = cls.feed is not StepProgram.feed
         self.has_sizes = cls.sizes is not StepProgram.sizes
         self.slot_at_build = bool(getattr(program, "slot_at_build", False))
+        self.writes_image = program.writes_image
         self.fixed_image: Buffer | None = None
         self.launched = False
 

@@ -83,10 +83,11 @@ class Settling:
         pipeline = self._pipeline
         pipeline.take_out(step)
         if state < LAUNCHING:
-            if step.staging is not None and not pipeline.build.holds(step):
-                pipeline.staging.release(step.staging)
-                step.staging = None
-            if step.slot is not None and not pipeline.build.holds(step):
+            # What a thread works on comes back when that is over.
+            if not pipeline.build.holds(step) and step not in pipeline.h2d.comparing:
+                if step.staging is not None:
+                    pipeline.staging.release(step.staging)
+                    step.staging = None
                 pipeline.release_slot(step, step.copy_end)
         elif outcome == "cancelled":
             outcome = "detached"

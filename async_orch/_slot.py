@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from async_orch._allocation import give_back, touched
+from async_orch._delta import Shadow
 from async_orch._ring import Lease
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, MisuseError, StaleLease
@@ -42,9 +43,12 @@ _DEVICE_PARTS = ("image", "workspace", "feed", "output")
 
 
 class SlotMemory:
-    """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output."""
+    """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output.
 
-    __slots__ = ("feed", "feed_host", "image", "output", "output_host", "output_view", "sizes", "workspace")
+    ``shadow`` is what the image holds, with ``upload="delta"``.
+    """
+
+    __slots__ = ("feed", "feed_host", "image", "output", "output_host", "output_view", "shadow", "sizes", "workspace")
 
     def __init__(self) -> None:
         self.sizes = SlotSizes()
@@ -55,6 +59,7 @@ class SlotMemory:
         self.feed_host: Buffer | None = None
         self.output_host: Buffer | None = None
         self.output_view: ByteArray | None = None
+        self.shadow: Shadow | None = None
 
     def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
         """Allocate and touch the pinned parts."""
@@ -119,6 +124,7 @@ class SlotMemory:
     def free(self) -> None:
         """Give everything back."""
         self.free_device()
+        self.shadow = None
         self.output_view = None
         for part in ("feed_host", "output_host"):
             buffer: Buffer | None = getattr(self, part)
@@ -154,7 +160,10 @@ class Slot(Lease[SlotMemory], eq=False):
 
     @property
     def image(self) -> Buffer:
-        """Device memory with the step's image; with ``image_at="fixed"`` the program's one fixed region."""
+        """Device memory with the step's image; with ``image_at="fixed"`` the program's one fixed region.
+
+        With ``upload="delta"`` the kernels must leave it as it is, see `StepProgram.writes_image`.
+        """
         image = self._part("image")
         return image if self.fixed_image is None else self.fixed_image
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
+    from async_orch._delta import Delta
     from async_orch._pipeline import Pipeline
     from async_orch._program import ProgramRuntime
     from async_orch._ring import Lease
@@ -128,6 +129,7 @@ class Step:
         "h2d_ns",
         "staging_copy_ns",
         "delta_ns",
+        "delta",
         "d2d_ns",
         "alloc_count",
         "alloc_nbytes",
@@ -168,6 +170,7 @@ class Step:
     device_end: Fence | None
     output_done: Fence | None
     cold_reason: str | None
+    delta: Delta | None
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class Step:
         self.retrieved = self.collected = self.recorded = False
         self.output = self.error = self.failed_in = self.waiters = self.dependents = self.extras = None
         self.staging = self.slot = self.copy_start = self.copy_end = self.d2d_start = None
-        self.device_start = self.device_end = self.output_done = self.cold_reason = None
+        self.device_start = self.device_end = self.output_done = self.cold_reason = self.delta = None
         self.seq = self.after_seq = self.slot_index = self.generation = self.accept_ns = self.settled_ns = UNKNOWN
         self.build_start_ns = self.build_end_ns = self.acquire_start_ns = self.acquire_ns = UNKNOWN
         self.h2d_start_ns = self.h2d_ns = self.staging_copy_ns = self.delta_ns = self.d2d_ns = UNKNOWN

@@ -48,6 +48,10 @@ class StepTimings(NamedTuple):
 
 def timings_of(step: Step) -> StepTimings:
     """The step's timings with None for what is unknown."""
+    copy_nbytes, sm_nbytes, delta = step.copy_nbytes, step.sm_nbytes, step.delta
+    if delta is not None:
+        copy_nbytes = delta.nbytes
+        sm_nbytes = UNKNOWN if sm_nbytes == UNKNOWN else delta.nbytes_below(sm_nbytes)
     return StepTimings(
         submit_ns=step.submit_ns,
         accept_ns=step.accept_ns,
@@ -60,8 +64,8 @@ def timings_of(step: Step) -> StepTimings:
         alloc_count=_known(step.alloc_count),
         alloc_nbytes=_known(step.alloc_nbytes),
         alloc_ns=_known(step.alloc_ns),
-        copy_nbytes=_known(step.copy_nbytes),
-        sm_nbytes=_known(step.sm_nbytes),
+        copy_nbytes=_known(copy_nbytes),
+        sm_nbytes=_known(sm_nbytes),
         launch_start_ns=_known(step.launch_start_ns),
         launch_ns=_between(step.launch_start_ns, step.launch_end_ns),
         device_start_ns=_known(step.device_start_ns),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from async_orch._ring import Lease
 from async_orch._slot import Slot, Staging
 from async_orch._stage import Stage
 from async_orch._step import ACQUIRED, BUILT, Step
+from async_orch._uploads import DeltaUploads
 from async_orch.abc import Fence
 from async_orch.exceptions import CopyError, OrchError, PipelineFailed
 
@@ -74,16 +76,26 @@ class H2DStage(Stage):
         super().__init__(pipeline)
         self.copying: deque[tuple[Fence, Lease[Staging]]] = deque()
         self._watched: Fence | None = None
+        self.uploads = DeltaUploads(pipeline, self) if pipeline.memory.delta else None
+        self.comparing: Mapping[Step, object] = {} if self.uploads is None else self.uploads.running
+        self.pool = None if self.uploads is None else self.uploads.pool
 
     def advance(self) -> bool:
-        queue, depth = self.queue, self.pipeline.queue_depth
+        queue, depth, comparing = self.queue, self.pipeline.queue_depth, self.comparing
         to_launch = self.pipeline.launch.queue
-        moved = False
-        while queue and len(to_launch) < depth:
+        moved = False if self.uploads is None else self._compare(self.uploads)
+        while queue and len(to_launch) < depth and queue[0] not in comparing:
             step = queue.popleft()
             moved = True
             if step.staging is None or self.copy(step):
                 to_launch.append(step)
+        return moved
+
+    def _compare(self, uploads: DeltaUploads) -> bool:
+        """Take the comparisons that are done and begin those of all steps here, ahead of their turn to be copied."""
+        moved = uploads.take_finished()
+        for step in tuple(self.queue):
+            uploads.begin(step)
         return moved
 
     def copy(self, step: Step) -> bool:
@@ -96,13 +108,20 @@ class H2DStage(Stage):
         step.h2d_start_ns = pipeline.now()
         try:
             step.copy_start = stream.begin()
-            if step.copy_nbytes and image is not None:
-                stream.copy(image, pipeline.staging.items[staging.index].buffer, step.copy_nbytes)
+            if image is not None:
+                buffer = pipeline.staging.items[staging.index].buffer
+                if step.delta is not None:
+                    for start, nbytes in step.delta.ranges:
+                        stream.copy(image, buffer, nbytes, dst_offset=start, src_offset=start)
+                elif step.copy_nbytes:
+                    stream.copy(image, buffer, step.copy_nbytes)
             fence = step.copy_end = stream.record()
         except OrchError as exc:
             self.copy_failed(step, exc)
             return False
         step.staging = None
+        if step.delta is not None and slot.item.shadow is not None:
+            slot.item.shadow.copied(fence)
         if not self.copying and fence.query():
             staging.release()
         else:

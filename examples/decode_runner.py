@@ -63,18 +63,22 @@ def _decode_all(
     program_type = _program_type(backend)
     runs = []
     for mode in options.modes:
+        texts = [GrowingText(codec, config.eos_token_ids) for _ in options.prompts]
+        display = Display(console, mode, len(schedule), options.prompts, texts)
         program = program_type(
             options.model,
             batch=schedule.batch,
             capacity=schedule.capacity,
             memory=options.memory,
+            progress=display.loaded,
         )
-        texts = [GrowingText(codec, config.eos_token_ids) for _ in options.prompts]
+        slots = 1 if mode == "naive" else options.slots  # naive has one at a time, whatever was asked for
+        program.check_memory(backend, slots=slots, queue_depth=options.queue_depth)
 
         def show_token(row: int, token: int, texts: Sequence[GrowingText] = texts) -> None:
             texts[row].push(token)
 
-        with Display(console, mode, len(schedule), options.prompts, texts) as display:
+        with display:
             runs.append(
                 asyncio.run(
                     decode(

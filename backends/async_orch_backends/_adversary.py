@@ -27,6 +27,7 @@ class AdversaryBackend(SimBackend):
       workspace and the output of a step at its first kernel, never its image or resident memory.
     - A buffer given back is filled with 0xDD at once, and so is fresh device memory.
     - The buffer given back last is used next (``reuse_order`` is ``"lifo"``).
+    - With ``upload="delta"`` each differing range is a copy of its own, however dear (``copy_overhead_nbytes`` is 0).
 
     The shipped profile lets a copy last 20 ms and a kernel 1 ms: a copy takes longer than a rotation of a ring of up to
     16 slots.
@@ -37,6 +38,7 @@ class AdversaryBackend(SimBackend):
     def __init__(self, profile: SimProfile, **options: Any) -> None:
         super().__init__(profile, **options)
         self._undefined = UndefinedBuffers()
+        self.copy_overhead_nbytes = 0
 
     def alloc(self, nbytes: int, *, name: str = "") -> Buffer:
         buffer = super().alloc(nbytes, name=name)

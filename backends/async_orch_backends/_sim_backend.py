@@ -73,6 +73,7 @@ class SimBackend(SoftwareBackend):
         )
         super().__init__(info, huge_pages=True, compute_stream=compute_stream, copy_stream=copy_stream)
         self.profile = profile
+        self.copy_overhead_nbytes = profile.copy_overhead_nbytes
         self.faults = faults
         self._timeline = Timeline(loop) if clock == "virtual" else None
         self._alloc_costs = ProfileCosts(profile, "alloc")

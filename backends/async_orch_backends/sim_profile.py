@@ -33,6 +33,7 @@ _FREE_FORM = ("notes",)
 _CLAIMS = ("measured", "derived", "assumed")
 _LARGEST_NS = 10**15  # eleven days: more is a unit mixed up
 _LARGEST_RATE = 1e18
+_FREE_NBYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,15 @@ class SimProfile:
     def support(self) -> str:
         """The claim of support in the words of `async_orch.abc.DeviceInfo`."""
         return "tested against a fake" if self.calibrated_to is None else f"calibrated to {self.calibrated_to}"
+
+    @property
+    def copy_overhead_nbytes(self) -> int:
+        """Bytes that are copied in the time of ``copy_fixed_ns``; where bytes cost nothing, more than any image has."""
+        if not self.copy_fixed_ns:
+            return 0
+        if self.copy_bytes_per_s is None:
+            return _FREE_NBYTES
+        return min(round(self.copy_fixed_ns * self.copy_bytes_per_s / 1e9), _FREE_NBYTES)
 
     @property
     def streams_are_free(self) -> bool:

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONFIG_FILE", "MODEL_FILES", "ModelError", "Qwen3Config", "check_folder", "load_config"]
+__all__ = ["CONFIG_FILE", "MODEL_FILES", "ModelError", "Qwen3Config", "check_folder", "load_config", "read_object"]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
 
@@ -34,7 +35,8 @@ class ModelError(ValueError):
 class Qwen3Config:
     """Sizes of a dense Qwen3 decoder; the names are those of `config.json`.
 
-    `head_dim` is independent of `hidden_size / num_attention_heads`. `eos_token_ids` may be empty.
+    `head_dim` is independent of `hidden_size / num_attention_heads`. `eos_token_ids` may be empty; those of
+    `generation_config.json`, where there are some, go before those of `config.json`.
     """
 
     vocab_size: int
@@ -81,13 +83,8 @@ def check_folder(folder: Path) -> None:
         raise ModelError(f"{folder / others[0]} is a {kind}, not a regular file; model folder {folder}: {needs}")
 
 
-def load_config(folder: Path) -> Qwen3Config:
-    """Read and check `config.json`.
-
-    Raises `ModelError` naming the key when it is missing, no positive number, or asks for something that the
-    decoder does not do (other architectures, attention bias, sliding windows, scaled rotary embeddings).
-    """
-    path = folder / CONFIG_FILE
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises `ModelError` if the file cannot be read, or holds something else."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -96,6 +93,18 @@ def load_config(folder: Path) -> Qwen3Config:
         raise ModelError(f"{path} cannot be read as JSON: {exc}") from exc
     if not isinstance(raw, dict):
         raise ModelError(f"{path} holds {type(raw).__name__}, not an object of keys and values")
+    return raw
+
+
+def load_config(folder: Path) -> Qwen3Config:
+    """Read and check `config.json`.
+
+    Raises `ModelError` naming the key when it is missing, no positive number, or asks for something that the
+    decoder does not do (other architectures, attention bias, sliding windows, scaled rotary embeddings, quantized
+    weights).
+    """
+    path = folder / CONFIG_FILE
+    raw = read_object(path)
     if raw.get("model_type") != "qwen3":
         raise ModelError(f"{path}: model_type is {raw.get('model_type')!r}; this decoder runs 'qwen3' only")
     _check_supported(path, raw)
@@ -112,7 +121,7 @@ def load_config(folder: Path) -> Qwen3Config:
         rms_norm_eps=_positive(path, "rms_norm_eps", raw.get("rms_norm_eps")),
         rope_theta=_positive(path, "rope_theta", _rope(raw).get("rope_theta", raw.get("rope_theta"))),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_token_ids=_eos(path, raw.get("eos_token_id")),
+        eos_token_ids=_eos_of_generation(folder) or _eos(path, raw.get("eos_token_id")),
     )
 
 
@@ -134,6 +143,12 @@ def _check_supported(path: Path, raw: dict[str, Any]) -> None:
     for name, value in wanted:
         if raw.get(name, value) != value:
             raise ModelError(f"{path}: {name} is {raw[name]!r}; this decoder runs {value!r} only")
+    if raw.get("quantization_config") is not None:
+        raise ModelError(f"{path} has a quantization_config; take the checkpoint that is not quantized")
+    kinds = raw.get("layer_types") or []
+    others = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else [kinds]
+    if others:
+        raise ModelError(f"{path}: a layer's type is {others[0]!r}; this decoder runs 'full_attention' only")
 
 
 def _size(path: Path, raw: dict[str, Any], name: str) -> int:
@@ -151,6 +166,11 @@ def _positive(path: Path, name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise ModelError(f"{path}: {name} is {value!r}; it must be a number above 0")
     return float(value)
+
+
+def _eos_of_generation(folder: Path) -> tuple[int, ...]:
+    path = folder / GENERATION_FILE
+    return _eos(path, read_object(path).get("eos_token_id")) if path.exists() else ()
 
 
 def _eos(path: Path, value: Any) -> tuple[int, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from async_orch import SlotSpec
 from examples.qwen3.config import ModelError
+from examples.qwen3.weights import PART_NBYTES, Placement
 
 __all__ = ["MemoryEstimate", "estimate", "readable"]
 
@@ -66,14 +68,21 @@ class MemoryEstimate:
 
 
 def estimate(
-    *, weights_nbytes: int, part_nbytes: int, cache_nbytes: int, slot: SlotSpec, slots: int, staging: int
+    *,
+    weights: Mapping[str, Placement],
+    weights_nbytes: int,
+    cache_nbytes: int,
+    slot: SlotSpec,
+    slots: int,
+    staging: int,
 ) -> MemoryEstimate:
     """The estimate for rings of ``slots`` slots and ``staging`` staging buffers of the sizes of ``slot``.
 
-    Weights are loaded in parts of ``part_nbytes``, each of which lies in memory up to three times: as it was read, as
-    float32 and in the buffer that is copied from.
+    Weights are loaded in parts, each of which lies in memory up to three times: as it was read, as float32 and in the
+    buffer that is copied from.
     """
     device = slot.image_nbytes + slot.workspace_nbytes + slot.feed_nbytes + slot.output_nbytes
     pinned = slot.feed_nbytes + slot.output_nbytes
     rings = slots * (device + pinned) + staging * slot.image_nbytes
-    return MemoryEstimate(weights_nbytes, cache_nbytes, rings, 3 * part_nbytes)
+    part = min(PART_NBYTES, max(spot.nbytes for spot in weights.values()))
+    return MemoryEstimate(weights_nbytes, cache_nbytes, rings, 3 * part)

@@ -62,7 +62,7 @@ from examples.qwen3.paged_steps import (
     Sampler,
     prompt_chunks,
 )
-from examples.qwen3.weights import PART_NBYTES, ROPE_COS, ROPE_SIN, Checkpoint, Progress, rope_tables
+from examples.qwen3.weights import ROPE_COS, ROPE_SIN, Checkpoint, Progress, rope_tables
 
 __all__ = [
     "FROM_DEVICE",
@@ -178,10 +178,10 @@ class PagedModel:
     def memory(self, *, slots: int = 3, queue_depth: int = 2, build_workers: int = 1) -> MemoryEstimate:
         """What the model will take, with the rings of an orchestrator of these options."""
         return estimate(
+            weights=self.shape.placed,
             weights_nbytes=self.shape.region_nbytes["weights"],
             cache_nbytes=self.shape.region_nbytes["kv"],
             slot=self._largest_slot(),
-            part_nbytes=min(PART_NBYTES, max(spot.nbytes for spot in self.shape.placed.values())),
             slots=slots,
             staging=queue_depth + build_workers + 1,
         )

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch import Built, Device, Slot, SlotSpec, StepProgram
-from async_orch.abc import Buffer, ByteArray, Stream
+from async_orch.abc import Backend, Buffer, ByteArray, Stream
 from async_orch.exceptions import GraphOverflow
 from async_orch.graph import execute
 from examples.qwen3.config import load_config
 from examples.qwen3.decode_graph import REGIONS, DecodeGraph
 from examples.qwen3.kernels import kernel_table
+from examples.qwen3.memory import MemoryEstimate, estimate
 from examples.qwen3.schedule import DecodeStep
-from examples.qwen3.weights import ROPE_COS, ROPE_SIN, Checkpoint, rope_tables
+from examples.qwen3.weights import ROPE_COS, ROPE_SIN, Checkpoint, Progress, rope_tables
 
 __all__ = ["NATURAL", "REPORT", "DecodeOutput", "Qwen3Decode", "SlotMemory"]
 
@@ -65,6 +66,8 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         Return the logits too.
     memory:
         Sizes of the slots. A larger image is padded: all of it is copied every step.
+    progress:
+        Called with loaded and total bytes while the weights are loaded, on the thread that opens the program.
 
     Raises `ModelError` for a folder that cannot be used and `GraphOverflow` if a step does not fit
     ``memory``.
@@ -78,7 +81,9 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         capacity: int,
         keep_logits: bool = False,
         memory: SlotMemory = NATURAL,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress
         self.config = load_config(folder)
         self.checkpoint = Checkpoint(folder, self.config)
         self.table = kernel_table()
@@ -100,12 +105,30 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
         scratch = np.empty(self.graph.max_tasks * _PROBE_NBYTES + 64 * batch, np.uint8)
         return self.graph.build(step, scratch)
 
+    def check_memory(self, backend: Backend, *, slots: int, queue_depth: int) -> MemoryEstimate:
+        """What the program will take with the rings of an orchestrator of these options.
+
+        Raises `ModelError`, with needed and free memory and what to lower, if it does not fit.
+        """
+        needed = estimate(
+            weights=self.graph.weights,
+            weights_nbytes=self.graph.region_nbytes["weights"],
+            cache_nbytes=self.graph.region_nbytes["kv"],
+            slot=self.slot,
+            slots=slots,
+            staging=queue_depth + 2,
+        )
+        needed.check(
+            backend.free_nbytes(), "decode fewer prompts or tokens at once, or have fewer slots and places in queues"
+        )
+        return needed
+
     def open(self, device: Device) -> None:
         """Allocate the resident regions and bring the weights and rotary tables there."""
         for name in ("weights", "kv", "state"):
             self.resident[name] = device.alloc(self.graph.region_nbytes[name], name=name)
         weights, placed = self.resident["weights"], self.graph.weights
-        self.checkpoint.upload(device, weights, placed)
+        self.checkpoint.upload(device, weights, placed, self._progress)
         cosine, sine = rope_tables(self.config, self.graph.capacity)
         device.upload(weights, cosine, offset=placed[ROPE_COS].offset)
         device.upload(weights, sine, offset=placed[ROPE_SIN].offset)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from examples.qwen3.config import INDEX_FILE, WEIGHTS_FILE, ModelError
+from examples.qwen3.config import INDEX_FILE, WEIGHTS_FILE, ModelError, read_object
 
 __all__ = ["READABLE", "StoredTensor", "find_tensors"]
 
@@ -75,13 +75,7 @@ def find_tensors(folder: Path) -> tuple[Path, dict[str, StoredTensor]]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        document = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ModelError(f"{index} cannot be read: {exc.strerror}") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{index} cannot be read as JSON: {exc}") from exc
-    table = document.get("weight_map") if isinstance(document, dict) else None
+    table = read_object(index).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(file, str) for file in table.values()):
         raise ModelError(f"{index} has no weight_map from tensor names to file names")
     for file in table.values():

@@ -8,7 +8,15 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 from examples.qwen3.tokenizer import GrowingText
@@ -20,8 +28,8 @@ __all__ = ["Display"]
 class Display:
     """Shows one mode's decode while it runs; a context manager.
 
-    On a terminal a bar and every prompt with its text so far are redrawn some times a second, on a thread of
-    rich; elsewhere the finished texts are printed once. ``console=None`` shows nothing.
+    On a terminal a bar, one more while weights are loaded, and every prompt with its text so far are redrawn some
+    times a second, on a thread of rich; elsewhere the finished texts are printed once. ``console=None`` shows nothing.
     """
 
     def __init__(
@@ -44,6 +52,8 @@ class Display:
             TimeRemainingColumn(),
         )
         self._task = self._progress.add_task(mode, total=steps)
+        self._loading = Progress(TextColumn("  loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._weights = self._loading.add_task("weights", total=None, visible=False)
         self._live: Live | None = None
         if console is not None and console.is_terminal:
             self._live = Live(
@@ -57,7 +67,12 @@ class Display:
         ]
 
     def _render(self) -> Group:
-        return Group(self._progress, *self._lines())
+        return Group(self._loading, self._progress, *self._lines())
+
+    def loaded(self, done_nbytes: int, total_nbytes: int) -> None:
+        """Show how far the weights are loaded; the bar goes when they are."""
+        unfinished = done_nbytes < total_nbytes
+        self._loading.update(self._weights, total=total_nbytes, completed=done_nbytes, visible=unfinished)
 
     def step_done(self, *_: object) -> None:
         """Move the bar by one step; the texts are read when they are drawn next."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from async_orch import Orchestrator
 from async_orch.abc import Backend, ByteArray
-from examples.qwen3.paged import BatchOutput, PagedModel
-from examples.qwen3.paged_programs import PagedDecode, PagedPrefill
+from examples.qwen3.paged import BatchOutput, PagedModel, PrefillBatch
 from examples.qwen3.paged_run import Request, generate
 from tests.examples.support import Array, plain_pass
 
@@ -19,25 +18,31 @@ TOLERANCE = 1e-4
 
 
 class Recorder:
-    """Keeps the logits that each of a sequence's tokens was chosen from, by row."""
+    """Keeps the logits that each sequence's tokens were chosen from, in the order in which the sequences entered."""
 
     def __init__(self, model: PagedModel) -> None:
-        self.rows: list[list[Array]] = [[] for _ in range(model.shape.max_batch)]
+        self.sequences: list[list[Array]] = []
+        self._of_row: dict[int, list[Array]] = {}
         for program in (model.prefill, model.decode):
             self._wrap(program)
 
-    def _wrap(self, program: PagedPrefill | PagedDecode) -> None:
+    def _wrap(self, program: Any) -> None:
         collect = program.collect
 
         def recording(step: Any, output: ByteArray) -> BatchOutput:
-            result = collect(step, output)
+            result: BatchOutput = collect(step, output)
             assert result.logits is not None
+            if isinstance(step, PrefillBatch):
+                for chunk in step.chunks:
+                    if chunk.start == 0:
+                        self._of_row[chunk.row] = []
+                        self.sequences.append(self._of_row[chunk.row])
             for place, (row, position, _) in enumerate(program.outcomes(step)):
                 if position >= 0:
-                    self.rows[row].append(result.logits[place])
+                    self._of_row[row].append(result.logits[place])
             return result
 
-        program.collect = recording  # type: ignore[method-assign]
+        program.collect = recording
 
 
 async def run(

@@ -83,6 +83,12 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; this decoder runs 'silu' only"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rotary type is 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rotary type is 'linear'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rotary type is 'llama3'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config; take the checkpoint that"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "a layer's type is 'sliding_attention'"),
+        ({"layer_types": "linear_attention"}, "a layer's type is 'linear_attention'"),
+        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'; this decoder runs 'qwen3' only"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end'"),
     ],
 )
@@ -115,6 +121,30 @@ def test_the_newer_form_of_rotary_parameters_is_read(tmp_path: Path) -> None:
     config["eos_token_id"] = [256]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_config(tmp_path) == before
+
+
+def test_what_real_configs_hold_beside_is_read(tmp_path: Path) -> None:
+    """Keys of current checkpoints that change nothing are accepted; ends of text come from the generation config."""
+    config = make_checkpoint(tmp_path)
+    before = load_config(tmp_path)
+    kept = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "layer_types": ["full_attention"] * config["num_hidden_layers"],
+        "rope_scaling": None,
+        "sliding_window": None,
+        "max_window_layers": config["num_hidden_layers"],
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, **kept}), encoding="utf-8")
+    assert load_config(tmp_path) == before
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [256, 257], "top_p": 0.95}), encoding="utf-8")
+    assert load_config(tmp_path).eos_token_ids == (256, 257)
+    generation.write_text(json.dumps({"top_p": 0.95}), encoding="utf-8")
+    assert load_config(tmp_path) == before
+    generation.write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"generation_config\.json holds list"):
+        load_config(tmp_path)
 
 
 def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:

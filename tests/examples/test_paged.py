@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_orch import Orchestrator
+from async_orch import Orchestrator, open_backend
 from async_orch.exceptions import BuildError, LaunchError, OrchError
+from async_orch.testing import ManualBackend
 from examples.qwen3.config import ModelError
 from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PagedModel, PrefillBatch, PrefillChunk
 from examples.qwen3.paged_run import Request, generate
@@ -48,7 +49,7 @@ async def test_tokens_and_logits_equal_a_plain_forward_pass(
     tokens = await run(model, [Request(prompt, 200) for prompt in PROMPTS[:batch]])
     for row in range(batch):
         assert len(tokens[row]) == 200
-        check_tokens(tmp_path, PROMPTS[row], tokens[row], recorder.rows[row])
+        check_tokens(tmp_path, PROMPTS[row], tokens[row], recorder.sequences[row])
 
 
 async def logits_of(folder: Path, requests: list[Request], **options: Any) -> dict[int, Array]:
@@ -57,7 +58,7 @@ async def logits_of(folder: Path, requests: list[Request], **options: Any) -> di
     model = PagedModel(folder, keep_logits=True, **options)
     recorder = Recorder(model)
     await run(model, requests)
-    return {len(request.prompt): np.array(recorder.rows[row]) for row, request in enumerate(requests)}
+    return {len(request.prompt): np.array(recorder.sequences[row]) for row, request in enumerate(requests)}
 
 
 async def test_logits_depend_on_the_sequence_alone(tmp_path: Path) -> None:
@@ -197,3 +198,39 @@ async def test_weights_are_loaded_once_for_both_programs(tmp_path: Path) -> None
                 pass
         assert len(await generate(orchestrator, model, [Request([1], 2)])) == 1
     assert len(await run(model, [Request([1], 2)])) == 1
+
+
+async def test_a_model_that_does_not_fit_says_which_cache_would(tmp_path: Path) -> None:
+    """The estimate is what is then allocated, and the refusal names a number of blocks with which it fits."""
+    make_checkpoint(tmp_path)
+    model = PagedModel(tmp_path, max_batch=2, kv_blocks=50)
+    backend = open_backend("sim:instant")
+    needed = model.check_memory(backend)
+    async with Orchestrator(model.programs, backend) as orchestrator:
+        resident = orchestrator.statistics().resident_nbytes
+        assert needed.weights_nbytes + needed.cache_nbytes + 4 * 2 == resident
+        slots = needed.total_nbytes - needed.loading_nbytes - resident
+        assert 0 < (backend.allocated_nbytes or 0) - resident < slots
+    backend.close()
+    small = ProfiledMemory(needed.total_nbytes - 1)
+    with pytest.raises(
+        ModelError, match=r"the model needs .*: weights .* are free; with kv_blocks=49 instead of 50 it"
+    ):
+        model.check_memory(small)
+    assert PagedModel(tmp_path, max_batch=2, kv_blocks=49).check_memory(small).total_nbytes <= small.nbytes
+    with pytest.raises(ModelError, match="take a smaller model: its weights alone do not fit"):
+        model.check_memory(ProfiledMemory(1000))
+    with pytest.raises(ModelError, match="lower max_context or max_batch"):
+        model.check_memory(ProfiledMemory(needed.weights_nbytes + needed.loading_nbytes))
+    small.close()
+
+
+class ProfiledMemory(ManualBackend):
+    """A device with so much memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.nbytes = nbytes
+
+    def free_nbytes(self) -> int:
+        return self.nbytes

@@ -17,6 +17,7 @@ from examples.qwen3.tokenizer import TextCodec
 from tests.examples.support import make_checkpoint, serial_decode
 
 ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ROOT / "backends" / "async_orch_backends" / "profiles"
 KEYS = {
     "ms_per_step_p50",
     "tokens_per_s",
@@ -162,6 +163,20 @@ def test_an_image_larger_than_the_slot_gets_numbers(
     error = one_line_error(capsys)
     assert "image needs" in error
     assert "has 1000 B" in error
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one line has what is needed, for what, what is free and what to lower; nothing was allocated."""
+    profile = json.loads((PROFILES / "instant.json").read_text(encoding="utf-8"))
+    for free_nbytes, remedy in ((150_000, "have fewer slots"), (20_000, "its weights alone do not fit")):
+        Path("small.json").write_text(json.dumps({**profile, "memory_nbytes": free_nbytes}), encoding="utf-8")
+        assert run(model, "--backend", "sim:small.json") == 2
+        error = one_line_error(capsys)
+        assert f"{free_nbytes / 1024:.1f} KiB are free; " in error
+        for words in ("the model needs ", "KiB: weights ", "key-value cache", "slots and staging", remedy):
+            assert words in error
 
 
 def test_an_environment_that_overrides_the_mode_is_refused(

@@ -110,6 +110,24 @@ def test_a_terminal_without_the_characters_is_redrawn(model: Path) -> None:
     assert "\x1bc" not in shown
 
 
+def test_loading_shows_on_a_terminal_until_it_is_done(model: Path) -> None:
+    """While weights are loaded a bar says how far; before and afterwards there is none."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    display = Display(console, "ring", 2, ["abc"], [GrowingText(TextCodec(model, 259))])
+
+    def shown() -> str:
+        with console.capture() as capture:
+            console.print(display._render())
+        return capture.get()
+
+    assert "loading" not in shown()
+    display.loaded(30_000_000, 60_000_000)
+    assert "loading" in shown()
+    assert "30.0/60.0 MB" in shown()
+    display.loaded(60_000_000, 60_000_000)
+    assert "loading" not in shown()
+
+
 def token_of(model: Path, byte: int) -> int:
     """The id of the token that stands for a byte, in the tests' byte-level vocabulary."""
     codec = TextCodec(model, 259)

@@ -43,6 +43,7 @@ class EngineStates(RuleBasedStateMachine):
         policy=st.sampled_from(["fail_step", "fail_step", "discard_dependents", "fail_pipeline"]),
         grow=st.sampled_from(["never", "high_water"]),
         mode=st.sampled_from(["pipelined", "pipelined", "ring", "naive"]),
+        upload=st.sampled_from(["full", "delta"]),
         fails_at_the_end=st.booleans(),
     )
     def open(self, *, fails_at_the_end: bool, **options: Any) -> None:

@@ -28,6 +28,7 @@ LAYERS = [
     {"exceptions"},
     {"abc"},
     {
+        "_delta",
         "_layout",
         "_events",
         "_escape",
@@ -48,7 +49,7 @@ LAYERS = [
     {"_engine_program", "_stage", "_records", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_quarantine"},
     {"_programs", "_targets"},
-    {"_build", "_transfer", "_launch", "_retire", "_express"},
+    {"_build", "_uploads", "_transfer", "_launch", "_retire", "_express"},
     {"_pipeline"},
     {"_opening"},
     {"_statistics", "_submission", "_reopening", "_map"},
