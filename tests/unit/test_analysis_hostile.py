@@ -85,10 +85,11 @@ def test_a_broken_log_gives_figures_or_one_line(
 ) -> None:
     """No broken log raises; exit code 2 comes with one line that names the log, and 0 or 1 with an answer."""
     names = {"SOUND": str(folder / "sound"), "OUT": str(tmp_path / "out")}
+    code: object = None
     for name in [*logs(), "folder", "missing"]:
         arguments = [names.get(word, word) for word in command.split()]
         arguments = [str(folder / name) if word == "LOG" else word for word in arguments]
-        code: object = None
+        code = None
         with contextlib.suppress(SystemExit):
             code = main(arguments)
         captured = capsys.readouterr()
