@@ -14,7 +14,7 @@ from async_orch.exceptions import ConfigurationError
 __all__ = ["BuildIn", "Mode", "OrchestratorConfig", "OrchestratorOptions", "StepLog", "check_seconds", "resolve_config"]
 
 Mode = Literal["pipelined", "ring", "naive"]
-BuildIn = Literal["inline", "thread"]
+BuildIn = Literal["inline", "thread", "process"]
 HookIn = Literal["inline", "thread"]
 Policy = Literal["fail_step", "discard_dependents", "fail_pipeline"]
 Grow = Literal["never", "high_water"]
@@ -79,7 +79,8 @@ class OrchestratorConfig:
         ``"pipelined"``; ``"ring"``: one step at a time; ``"naive"``: also a slot allocated and freed each step.
         The environment variable ``ASYNC_ORCH_MODE`` overrides it, so that a user can bisect.
     build_in, build_workers:
-        Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` threads.
+        Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` worker threads or (Linux)
+        processes. A process gets a copy of the program as it was before ``open``; see `StepProgram.build`.
     launch_in, collect_in:
         Where ``launch`` (with ``open``, ``feed`` and ``close``: one thread per device) and ``collect`` run.
     policy:
@@ -96,7 +97,7 @@ class OrchestratorConfig:
         different sizes. Each step gets the smallest class that it fits in.
     build_timeout_s, collect_timeout_s:
         Longest time of one ``build`` or ``collect`` off the loop; past it the step fails and its buffer is
-        quarantined. None: no limit.
+        quarantined, or its worker process killed and replaced. None: no limit.
     max_quarantined:
         How many quarantined buffers are replaced before the pipeline fails.
     strict_alloc:
@@ -173,12 +174,16 @@ class OrchestratorConfig:
             if limit is not None:
                 check_seconds(f"{hook}_timeout_s", limit)
                 if getattr(self, f"{hook}_in") == "inline":
+                    places = "'thread' or 'process'" if hook == "build" else "'thread'"
                     raise ConfigurationError(
-                        f"{hook}_timeout_s={limit} needs {hook}_in='thread': an inline hook cannot be interrupted"
+                        f"{hook}_timeout_s={limit} needs {hook}_in={places}: an inline hook cannot be interrupted"
                     )
         self._check_slot_classes()
 
     def _check_slot_classes(self) -> None:
+        classes: object = self.slot_classes
+        if isinstance(classes, str) or not isinstance(classes, Sequence):
+            raise ConfigurationError(f"slot_classes must be a sequence of (SlotSpec, slots) pairs, got {classes!r}")
         previous: SlotSpec | None = None
         for entry in self.slot_classes:
             if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], SlotSpec):
@@ -239,6 +244,12 @@ def resolve_config(
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; options are {', '.join(names)}"
             raise TypeError(f"Orchestrator has no option {name!r}{hint}")
+    if config is not None and not isinstance(config, OrchestratorConfig):
+        raise TypeError(f"config must be an OrchestratorConfig, got {type(config).__name__}")
+    if options.get("slot_classes") and "slots" in options:
+        raise ConfigurationError(
+            f"slots={options['slots']!r} beside slot_classes: each class has its own number of slots; leave slots out"
+        )
     merged = OrchestratorConfig(**options) if config is None else replace(config, **options)
     override = environ.get(MODE_VARIABLE)
     if override:

@@ -8,12 +8,12 @@ retire's queue like any other.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from async_orch._collect import escaped
 from async_orch._escape import escapes
+from async_orch._nbytes import as_nbytes
 from async_orch._ring import Lease
 from async_orch._slot import Slot
 from async_orch._step import ACQUIRED, BUILDING, LAUNCHED, LAUNCHING, RETIRING, SETTLED, Step
@@ -191,7 +191,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             fence = step.device_end = step.output_done = compute_stream.record()
             nbytes = program.output_nbytes
             if used is not None:
-                nbytes = operator.index(used)
+                nbytes = as_nbytes(used)
                 if not 0 <= nbytes <= program.output_nbytes:
                     raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {program.output_nbytes}")
             step.d2h_nbytes = nbytes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from async_orch._nbytes import as_nbytes
 from async_orch._slot import Slot
 from async_orch._stage import Stage
 from async_orch._step import ACQUIRED, LAUNCHED, LAUNCHING, SETTLED, UNKNOWN, Extras, Step
@@ -150,7 +150,7 @@ class LaunchStage(Stage):
             capacity = program.output_nbytes
             if step.extras is not None and step.extras.sizes is not None:
                 capacity = step.extras.sizes.output_nbytes
-            nbytes = capacity if used is None else operator.index(used)
+            nbytes = capacity if used is None else as_nbytes(used)
             if not 0 <= nbytes <= capacity:
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
             if not program.slot_at_build:
@@ -185,7 +185,7 @@ class LaunchStage(Stage):
         start = pipeline.now()
         capacity = (extras.sizes or step.program.sizes).feed_nbytes
         used = step.program.feed(payload, previous, memory.feed_host.array[:capacity])
-        nbytes = capacity if used is None else operator.index(used)
+        nbytes = capacity if used is None else as_nbytes(used)
         if not 0 <= nbytes <= capacity:
             raise ValueError(f"feed returned {nbytes} bytes, feed_nbytes is {capacity}")
         if nbytes:

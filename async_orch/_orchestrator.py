@@ -208,6 +208,8 @@ class Orchestrator(Submitting[StepT, ResultT]):
         from ``fn`` raises `MisuseError`.
         """
         opened = self._ready()
+        if not callable(fn):
+            raise TypeError(f"barrier() takes a function, got {type(fn).__name__}")
         barriers = opened.pipeline.barriers
         barrier = barriers.put_up(rebuild=rebuild)
         token = inside_barrier.set(None)

@@ -35,6 +35,8 @@ def new_step(
     step = Step(pipeline, runtime, payload, step_id, attrs, pipeline.now())
     if step_id is not None:
         _check_step_id(opened, step_id)
+    if attrs is not None and not isinstance(attrs, Mapping):
+        raise TypeError(f"attrs must be a mapping of names to values, got {type(attrs).__name__}")
     if after is None and not wait_for and timeout_s is None and not retries and not runtime.has_sizes:
         return step
     extras = step.ensure_extras()
@@ -83,7 +85,10 @@ def _predecessor(opened: Opened, after: StepHandle[Any]) -> Step:
 
 
 def _fences(runtime: ProgramRuntime, wait_for: Sequence[Fence]) -> tuple[Fence, ...]:
-    fences = tuple(wait_for)
+    try:
+        fences = tuple(wait_for)
+    except TypeError:
+        raise TypeError(f"wait_for must be a sequence of Fences, got {type(wait_for).__name__}") from None
     for fence in fences:
         if not isinstance(fence, Fence):
             raise TypeError(f"wait_for must hold Fences, got {type(fence).__name__}")

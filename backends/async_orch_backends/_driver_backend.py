@@ -77,6 +77,8 @@ class DriverBackend(Backend):
         self._adopted = dict(adopted)
         self._buffers: set[DriverBuffer] = set()
         self._streams: list[DriverStream] = []
+        self._abandoned: list[DriverBuffer] = []  # memory that hanging work may still touch
+        self._accounted_for = 0  # abandoned threads whose memory is among it
         self._allocated_nbytes = 0
 
     @property
@@ -177,20 +179,27 @@ class DriverBackend(Backend):
         self._device.closed = True
         if self._device.forked:
             return  # the driver belongs to the parent
+        self._end_streams()
+        for buffer in tuple(self._buffers):
+            buffer.free()
+        self._closed()
+
+    def _end_streams(self) -> None:
+        """Close our streams within the limit; memory that hanging work may still touch counts as freed, and stays."""
         for stream in self._streams:
             stream.begin_close()
         deadline_ns = self._device.close_deadline_ns()
         for stream in self._streams:
             stream.finish_close(deadline_ns)
-        stuck = self._device.threads_abandoned > 0
-        for buffer in tuple(self._buffers):
-            if stuck:
-                buffer.freed = True  # for its users; work that hangs may still touch the memory
-            else:
-                buffer.free()
-        self._buffers.clear()
-        self._allocated_nbytes = 0
-        self._closed()
+        self._streams.clear()
+        abandoned = self._device.threads_abandoned
+        if abandoned > self._accounted_for:
+            self._accounted_for = abandoned
+            for buffer in self._buffers:
+                buffer.freed = True
+            self._abandoned += self._buffers
+            self._buffers.clear()
+            self._allocated_nbytes = 0
 
     def _closed(self) -> None:
         """Give back what else the driver gave; not called in a forked child."""

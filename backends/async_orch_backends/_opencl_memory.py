@@ -12,9 +12,14 @@ from ._driver_backend import DriverBuffer
 
 __all__ = ["OpenCLBuffer", "OpenCLHostBuffer"]
 
+_DLPACK_OPENCL = 4  # kDLOpenCL of dlpack.h
+
 
 class OpenCLBuffer(DriverBuffer):
-    """Device memory. `handle` is the ``cl_mem``, as OpenCL gives no address; `native` the ``pyopencl.Buffer``."""
+    """Device memory. `handle` is the ``cl_mem``, as OpenCL gives no address; `native` the ``pyopencl.Buffer``.
+
+    It tells DLPack what it is, but is not handed over: consumers of DLPack take addresses, and a ``cl_mem`` is none.
+    """
 
     __slots__ = ("_memory",)
 
@@ -35,6 +40,17 @@ class OpenCLBuffer(DriverBuffer):
     def native(self) -> Any:
         self.check()
         return self._memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        self.check()
+        return _DLPACK_OPENCL, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.check()
+        raise BufferError(
+            f"{self!r} is OpenCL memory, which has no address for other libraries; enqueue a copy to host memory, or "
+            "use buffer.native with pyopencl"
+        )
 
     def release(self) -> None:
         self._memory.release()  # the driver keeps it for as long as enqueued commands use it

@@ -14,7 +14,8 @@ A stream is an in-order queue with profiling; its times are the device's, anchor
 queue's fence of the same context is waited for in the driver. A fence is the event of the last command, which costs
 nothing; but once ``stream.native`` has handed out the queue, others may enqueue there, and each fence is a marker of
 its own (33 us each, measured on CPU (PoCL)). An OpenCL driver has no wait with a time-out and no way to drop queued
-commands: closing waits at most `close_timeout_s` for them.
+commands: closing waits at most `close_timeout_s` for them. After a loss, `reset` (by ``Orchestrator.reopen``) goes on
+in a new context, where the program builds its kernels again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
-from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
+from async_orch.exceptions import ConfigurationError, DeviceError, OutOfDeviceMemory
 
 from ._anchored_clock import AnchoredClock
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
 from ._driver_queue import DriverQueue
+from ._memory import CHECKED_NBYTES, available_nbytes
 from ._opencl_driver import driver_error, find_device, load_pyopencl, queue_of, support_of
 from ._opencl_memory import OpenCLBuffer, OpenCLHostBuffer
 from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
@@ -67,6 +69,26 @@ class OpenCLBackend(DriverBackend):
             wrapped = isinstance(stream, Stream)
             self._adopted[name] = stream if wrapped else self._opened(name, self._wrap(stream, name, owned=False))
 
+    def reset(self) -> bool:
+        """Leave the old context and its work behind, and open a new one on the same device.
+
+        Every stream ends: fences of work that is not over within `close_timeout_s` fail, its threads are abandoned and
+        counted, and its memory is kept. False once the backend is closed, in a forked child, with streams of the
+        caller's, whose context is not ours to leave, and where the driver gives no new context.
+        """
+        if self._device.closed or self._device.forked or self._adopted:
+            return False
+        self._end_streams()
+        before = self.context, self._own_queue
+        try:
+            self.context = self._cl.Context([self._native])
+            self._own_queue = self._new_queue()
+        except (self._cl.Error, DeviceError):
+            self.context, self._own_queue = before
+            return False
+        self._device.lost = None
+        return True
+
     def _new_queue(self) -> Any:
         try:
             return self._cl.CommandQueue(
@@ -100,10 +122,20 @@ class OpenCLBackend(DriverBackend):
         except (self._cl.Error, MemoryError) as exc:
             raise self._refused(nbytes, name, exc) from exc
 
+    def free_nbytes(self) -> int | None:
+        """Known where the device's memory is the machine's; OpenCL itself does not tell."""
+        available = available_nbytes() if self._native.host_unified_memory else None
+        return None if available is None else min(self._native.global_mem_size - self._allocated_nbytes, available)
+
     def _check_one(self, nbytes: int, name: str) -> None:
         largest = self._native.max_mem_alloc_size
         if nbytes > largest:
             raise self._out_of_memory(nbytes, name, f"the device's largest allocation is {largest} B")
+        if nbytes >= CHECKED_NBYTES:
+            free = self.free_nbytes()
+            if free is not None and nbytes > free:
+                # It may well succeed where the system overcommits, and end the process at first touch.
+                raise self._out_of_memory(nbytes, name)
 
     def _refused(self, nbytes: int, name: str, exc: Exception) -> OutOfDeviceMemory:
         return self._out_of_memory(nbytes, name, " ".join(str(exc).split()))

@@ -11,7 +11,14 @@ import numpy as np
 from async_orch.abc import ByteArray
 from async_orch.graph import GraphBuilder, KernelTable, Operand
 from examples.qwen3.config import Qwen3Config
-from examples.qwen3.graph_parts import TASKS_A_LAYER, Activations, ModelWeights, activation_shapes, write_layer
+from examples.qwen3.graph_parts import (
+    TASKS_A_LAYER,
+    Activations,
+    LayerWeights,
+    ModelWeights,
+    activation_shapes,
+    write_layer,
+)
 from examples.qwen3.schedule import DecodeStep
 from examples.qwen3.weights import ROPE_COS, ROPE_SIN, expected_shapes, place
 
@@ -140,7 +147,7 @@ class DecodeGraph:
                 task("kv_append", *cache, a.k, a.v, rows, positions)
                 task("attention", a.mixed, a.q, *cache, rows, positions)
 
-            write_layer(builder, a, layer, linear="linear", eps=eps, rotation=rotation, attend=attend)
+            write_layer(task, a, LayerWeights(**layer), linear="linear", eps=eps, rotation=rotation, attend=attend)
         task("rms_norm", a.normed, a.hidden, weights.final_norm, eps)
         task("linear", logits, a.normed, weights.head)
         task("argmax", self._resident, self._tokens, logits, rows)

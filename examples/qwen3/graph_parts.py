@@ -7,56 +7,77 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from async_orch.graph import GraphBuilder, Operand
+from async_orch.graph import GraphBuilder, Operand, Parameter
 from examples.qwen3.config import Qwen3Config
 from examples.qwen3.weights import EMBEDDING, FINAL_NORM, HEAD, ROPE_COS, ROPE_SIN, Placement
 
-__all__ = ["TASKS_A_LAYER", "Activations", "LayerWeights", "ModelWeights", "activation_shapes", "write_layer"]
+__all__ = [
+    "TASKS_A_LAYER",
+    "Activations",
+    "LayerWeights",
+    "ModelWeights",
+    "activation_shapes",
+    "layer_shapes",
+    "write_layer",
+]
 
 TASKS_A_LAYER = 18
+
+Tensor = Operand | Parameter
+"""A tensor where it lies, or one that each replay of a layer binds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Operands of one layer's weights."""
+    """One layer's weights."""
 
-    input_norm: Operand
-    q: Operand
-    k: Operand
-    v: Operand
-    q_norm: Operand
-    k_norm: Operand
-    o: Operand
-    post_norm: Operand
-    gate: Operand
-    up: Operand
-    down: Operand
+    input_norm: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    o: Tensor
+    post_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+_NAMES = {
+    "input_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "o": "self_attn.o_proj",
+    "post_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def layer_shapes(placed: Mapping[str, Placement]) -> dict[str, tuple[int, ...]]:
+    """Shape of each of `LayerWeights`, in order; the same in every layer."""
+    return {part: placed[f"model.layers.0.{name}.weight"].shape for part, name in _NAMES.items()}
 
 
 class ModelWeights:
-    """Operands of everything in the region "weights": the layers, embedding, head, last norm, cosines and sines."""
+    """Operands of everything in the region "weights": the layers, embedding, head, last norm, cosines and sines.
+
+    ``layers`` has the parts of each layer by name, in the order of `LayerWeights`.
+    """
 
     def __init__(self, builder: GraphBuilder, config: Qwen3Config, placed: Mapping[str, Placement]) -> None:
         def weight(name: str) -> Operand:
             return builder.tensor("weights", placed[name].offset, placed[name].shape, np.float32)
 
-        def layer(index: int) -> LayerWeights:
-            attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
-            return LayerWeights(
-                input_norm=weight(f"model.layers.{index}.input_layernorm.weight"),
-                q=weight(f"{attention}.q_proj.weight"),
-                k=weight(f"{attention}.k_proj.weight"),
-                v=weight(f"{attention}.v_proj.weight"),
-                q_norm=weight(f"{attention}.q_norm.weight"),
-                k_norm=weight(f"{attention}.k_norm.weight"),
-                o=weight(f"{attention}.o_proj.weight"),
-                post_norm=weight(f"model.layers.{index}.post_attention_layernorm.weight"),
-                gate=weight(f"{mlp}.gate_proj.weight"),
-                up=weight(f"{mlp}.up_proj.weight"),
-                down=weight(f"{mlp}.down_proj.weight"),
-            )
-
-        self.layers = [layer(index) for index in range(config.num_hidden_layers)]
+        self.layers = [
+            {part: weight(f"model.layers.{index}.{name}.weight") for part, name in _NAMES.items()}
+            for index in range(config.num_hidden_layers)
+        ]
         self.embedding = weight(EMBEDDING)
         self.head = weight(EMBEDDING if config.tie_word_embeddings else HEAD)
         self.final_norm = weight(FINAL_NORM)
@@ -97,21 +118,21 @@ def activation_shapes(config: Qwen3Config, rows: int) -> dict[str, tuple[int, ..
 
 
 def write_layer(
-    builder: GraphBuilder,
+    task: Callable[..., int],
     a: Activations,
-    weights: LayerWeights,
+    w: LayerWeights,
     *,
     linear: str,
-    eps: Operand,
-    rotation: tuple[Operand, Operand, Operand],
+    eps: Operand | float,
+    rotation: tuple[Tensor, Tensor, Tensor],
     attend: Callable[[], None],
 ) -> None:
     """The tasks of one layer, from ``a.hidden`` to ``a.hidden``.
 
-    ``linear`` names the kernel of the matrix products; ``rotation`` is cosines, sines and positions; ``attend`` adds
-    the tasks that store ``a.k`` and ``a.v`` in the cache and read it, from ``a.q`` to ``a.mixed``.
+    ``task`` is a builder's, or a recorder's. ``linear`` names the kernel of the matrix products; ``rotation`` is
+    cosines, sines and positions; ``attend`` adds the tasks that store ``a.k`` and ``a.v`` in the cache and read it,
+    from ``a.q`` to ``a.mixed``.
     """
-    task, w = builder.task, weights
     task("rms_norm", a.normed, a.hidden, w.input_norm, eps)
     task(linear, a.q, a.normed, w.q)
     task(linear, a.k, a.normed, w.k)

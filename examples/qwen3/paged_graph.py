@@ -6,14 +6,20 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from async_orch.abc import ByteArray
-from async_orch.graph import GraphBuilder, Operand
-from examples.qwen3.graph_parts import TASKS_A_LAYER, Activations, ModelWeights, activation_shapes, write_layer
+from async_orch.graph import GraphBuilder, Operand, Recorder
+from examples.qwen3.graph_parts import (
+    Activations,
+    LayerWeights,
+    ModelWeights,
+    activation_shapes,
+    layer_shapes,
+    write_layer,
+)
 from examples.qwen3.paged_kernels import paged_kernel_table
 from examples.qwen3.paged_shape import PagedShape, bucket, buckets
 from examples.qwen3.paged_steps import TILE, DecodeBatch, PrefillBatch
@@ -21,13 +27,27 @@ from examples.qwen3.weights import place
 
 __all__ = ["RESIDENT", "DecodeGraphs", "PagedGraphs", "PrefillGraphs"]
 
-BatchT = TypeVar("BatchT", DecodeBatch, PrefillBatch)
+BatchT = TypeVar("BatchT", bound=DecodeBatch | PrefillBatch)
 
 RESIDENT = ("weights", "kv", "state")
 """The regions that stay on the device, in the order in which the device side gets them, behind those of the slot."""
 
 _TASKS_AROUND = 8
+_ARGS_A_LAYER = 16  # eleven weights, keys and values, three inputs of the step
 _STEP_OPERANDS = 32
+_ROOM_NBYTES = 65536  # far above what a recorded layer and the rest take; only the size probe at start uses it
+
+
+class _Kernels(NamedTuple):
+    """The kernels in which the layers of the two programs differ."""
+
+    linear: str
+    append: str
+    attention: str
+
+
+_DECODE = _Kernels("linear", "paged_append", "paged_attention")
+_PREFILL = _Kernels("linear_tiles", "tile_append", "tile_attention")
 
 
 class _Shapes(NamedTuple):
@@ -42,7 +62,8 @@ class _Shapes(NamedTuple):
 class PagedGraphs(ABC, Generic[BatchT]):
     """Writes the graphs of one program's steps, of up to ``rows`` rows of activations.
 
-    Builds on several threads take turns.
+    A layer is recorded once for each pair of buckets, when the first such step is built, and every layer of a step is
+    one replay; the recorded layer travels in the image. Builds on several threads take turns.
     """
 
     def __init__(self, shape: PagedShape, *, rows: int, has_feed: bool = False) -> None:
@@ -57,27 +78,34 @@ class PagedGraphs(ABC, Generic[BatchT]):
             **({"feed": 4 * shape.max_batch} if has_feed else {}),
             **shape.region_nbytes,
         }
-        self.max_tasks = config.num_hidden_layers * TASKS_A_LAYER + _TASKS_AROUND
+        max_tasks = config.num_hidden_layers + _TASKS_AROUND
         n_shapes = len(list(buckets(rows))) * len(list(buckets(shape.max_batch)))
         self._lock = threading.Lock()
         self._builder = GraphBuilder(
             None,
             self.table,
             self.region_nbytes,
-            max_tasks=self.max_tasks,
+            max_tasks=max_tasks,
+            max_args=max_tasks * _ARGS_A_LAYER,
+            max_definitions=n_shapes * len(list(buckets(shape.table_width))),
             max_operands=len(shape.placed)
             + 2 * config.num_hidden_layers
             + n_shapes * len(self._places)
             + shape.max_batch
             + _STEP_OPERANDS,
             infer=True,
+            scratch=("workspace",),
         )
         self._weights = ModelWeights(self._builder, config, shape.placed)
         cache = (shape.kv_blocks, shape.block_size, config.num_key_value_heads, config.head_dim)
-        self._caches = [
+        caches = [
             self._builder.tensor("kv", number * 4 * math.prod(cache), cache, np.float32)
             for number in range(2 * config.num_hidden_layers)
         ]
+        self._bindings = [
+            (*layer.values(), *caches[2 * index : 2 * index + 2]) for index, layer in enumerate(self._weights.layers)
+        ]
+        self._cache_shape = cache
         batch = (shape.max_batch,)
         self._resident = self._builder.tensor("state", 0, batch, np.int32)
         self._tokens = self._builder.tensor("output", 0, batch, np.int32)
@@ -120,28 +148,47 @@ class PagedGraphs(ABC, Generic[BatchT]):
     def _write(self, batch: BatchT, eps: Operand) -> tuple[Operand, Operand]:
         """Write all up to the logits; gives them and the row of each."""
 
-    def _layers(
-        self, a: Activations, eps: Operand, linear: str, positions: Operand, kind: str, where: tuple[Operand, Operand]
-    ) -> None:
-        builder, weights = self._builder, self._weights
-        rotation = weights.cosine, weights.sine, positions
-        for index, layer in enumerate(weights.layers):
-            attend = partial(self._attend, index, a, kind, where)
-            write_layer(builder, a, layer, linear=linear, eps=eps, rotation=rotation, attend=attend)
+    def _layers(self, a: Activations, kernels: _Kernels, inputs: Sequence[tuple[Operand, tuple[int, ...]]]) -> None:
+        """Replay the layer for each; ``inputs`` are positions, block tables, and where there are some, tiles."""
+        handles, shapes = zip(*inputs, strict=True)
 
-    def _attend(self, layer: int, a: Activations, kind: str, where: tuple[Operand, Operand]) -> None:
-        keys, values = self._caches[2 * layer : 2 * layer + 2]
-        self._builder.task(f"{kind}_append", keys, values, a.k, a.v, *where)
-        self._builder.task(f"{kind}_attention", a.mixed, a.q, keys, values, *where)
+        def layer(recorder: Recorder) -> None:
+            weights = {
+                name: recorder.parameter(name, shape, np.float32, region="weights")
+                for name, shape in layer_shapes(self.shape.placed).items()
+            }
+            keys, values = (
+                recorder.parameter(n, self._cache_shape, np.float32, region="kv") for n in ("keys", "values")
+            )
+            given = [recorder.parameter(f"input{number}", shape, np.int32) for number, shape in enumerate(shapes)]
+            positions, tables, tokens = given[0], given[1], given[-1 if len(given) > 2 else 0]
 
-    def _put_tables(self, count: int, tables: Sequence[Sequence[int]]) -> Operand:
+            def attend() -> None:
+                recorder.task(kernels.append, keys, values, a.k, a.v, tables, tokens)
+                recorder.task(kernels.attention, a.mixed, a.q, keys, values, tables, tokens)
+
+            write_layer(
+                recorder.task,
+                a,
+                LayerWeights(**weights),
+                linear=kernels.linear,
+                eps=self.shape.config.rms_norm_eps,
+                rotation=(self._weights.cosine, self._weights.sine, positions),
+                attend=attend,
+            )
+
+        definition = self._builder.record("layer", layer, key=shapes)
+        for bindings in self._bindings:
+            self._builder.replay(definition, (*bindings, *handles))
+
+    def _put_tables(self, count: int, tables: Sequence[Sequence[int]]) -> tuple[Operand, tuple[int, ...]]:
         """Block tables int32 [count, width], only as wide as this step's longest sequence needs, in buckets."""
         width = bucket(max(map(len, tables)), self.shape.table_width)
         operand, view = self._builder.reserve((count, width), np.int32)
         view[...] = 0
         for index, table in enumerate(tables):
             view[index, : len(table)] = table
-        return operand
+        return operand, view.shape
 
     def _return_logits(self, logits: Operand, returned: Sequence[int]) -> None:
         if returned:
@@ -152,7 +199,8 @@ class PagedGraphs(ABC, Generic[BatchT]):
     def scratch(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Room for any step's image: more than it takes, for finding out how much that is."""
         inputs = 4 * (self.shape.max_batch * (self.shape.table_width + 8) + 3 * self._max_rows)
-        return np.empty(inputs + (self.max_tasks + _STEP_OPERANDS) * 4096, np.uint8)
+        records = 64 * _ARGS_A_LAYER * (self.shape.config.num_hidden_layers + _STEP_OPERANDS)
+        return np.empty(inputs + records + _ROOM_NBYTES, np.uint8)
 
 
 class DecodeGraphs(PagedGraphs[DecodeBatch]):
@@ -170,9 +218,9 @@ class DecodeGraphs(PagedGraphs[DecodeBatch]):
             rows[index], positions[index], tokens[index] = row.row, row.position, row.token
         task, (a, _, _, logits) = builder.task, self._for(size, size)
         tables = self._put_tables(size, [row.blocks[: row.position // shape.block_size + 1] for row in batch.rows])
-        own_rows, own_positions = builder.put(rows), builder.put(positions)
+        own_rows, own_positions = builder.put(rows), (builder.put(positions), positions.shape)
         task("embed_next", a.hidden, weights.embedding, builder.put(tokens), self._resident, self._fed, own_rows)
-        self._layers(a, eps, "linear", own_positions, "paged", (tables, own_positions))
+        self._layers(a, _DECODE, (own_positions, tables))
         task("rms_norm", a.normed, a.hidden, weights.final_norm, eps)
         task("linear", logits, a.normed, weights.head)
         return logits, own_rows
@@ -207,8 +255,8 @@ class PrefillGraphs(PagedGraphs[PrefillBatch]):
         reach = [-(-(chunk.start + len(chunk.tokens)) // shape.block_size) for chunk in batch.chunks]
         tables = self._put_tables(n_chunks, [chunk.blocks[:n] for chunk, n in zip(batch.chunks, reach, strict=True)])
         task("embed_prompt", a.hidden, weights.embedding, builder.put(tokens.reshape(-1)))
-        where = tables, builder.put(of_tiles)
-        self._layers(a, eps, "linear_tiles", builder.put(positions.reshape(-1)), "tile", where)
+        own_positions = builder.put(positions.reshape(-1)), (positions.size,)
+        self._layers(a, _PREFILL, (own_positions, tables, (builder.put(of_tiles), of_tiles.shape)))
         task("take_rows", picked, a.hidden, builder.put(picks))
         task("rms_norm", normed, picked, weights.final_norm, eps)
         task("linear", logits, normed, weights.head)

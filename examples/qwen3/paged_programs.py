@@ -27,7 +27,7 @@ from examples.qwen3.paged_steps import (
 
 __all__ = ["Latest", "PagedDecode", "PagedPrefill", "PagedProgram"]
 
-BatchT = TypeVar("BatchT", DecodeBatch, PrefillBatch)
+BatchT = TypeVar("BatchT", bound=DecodeBatch | PrefillBatch)
 
 
 class Latest:

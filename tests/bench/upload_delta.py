@@ -1,6 +1,6 @@
 """Bytes and time of an upload, full and as the difference, for the image of a paged decode.
 
-    python -m tests.bench.upload_delta [--steps 60] [--backends host,opencl,sim:a5-report] [--layers 40]
+    python -m tests.bench.upload_delta [--steps 60] [--backends host,opencl,sim:a5-report]
 
 First what the constants of the engine rest on, on this machine: the time of a comparison by the size of what numpy gets
 at a time, the time of one on the loop, and for each backend the cost of a copy more, in bytes. Then for each backend
@@ -21,7 +21,7 @@ import numpy as np
 from async_orch import Orchestrator, SlotSpec, StepProgram, _delta, open_backend
 from async_orch.abc import Backend, ByteArray, Stream
 from async_orch.logs import StepRecord
-from tests.bench.paged_decode import PagedDecode
+from tests.bench.paged_decode import images
 
 SLOTS = 3
 
@@ -40,13 +40,6 @@ class Uploads(StepProgram[ByteArray, None]):
         """Nothing: the copy is what is measured."""
 
 
-def images(steps: int, layers: int) -> list[ByteArray]:
-    """The images of consecutive steps."""
-    decode = PagedDecode(layers)
-    scratch = np.zeros(decode.image_nbytes, np.uint8)
-    return [scratch[: decode.build(scratch)].copy() for _ in range(steps)]
-
-
 def median_us(call: Any, rounds: int = 21) -> float:
     """Median time of a call."""
     spent = []
@@ -57,10 +50,10 @@ def median_us(call: Any, rounds: int = 21) -> float:
     return statistics.median(spent) / 1e3
 
 
-def comparison(pair: tuple[ByteArray, ByteArray]) -> None:
+def comparison(first: ByteArray) -> None:
     """How long comparing takes, by chunk and by image size."""
     nbytes = 5_543_943
-    image = np.resize(pair[0], nbytes)
+    image = np.resize(first, nbytes)
     other = np.zeros(nbytes, np.uint8)
     row = [f"memcpy {median_us(lambda: np.copyto(other, image)):.0f} us"]
     chosen = _delta.CHUNK_NBYTES
@@ -137,15 +130,25 @@ def p50_us(values: Any) -> str:
     return f"{statistics.median(known) / 1e3:.0f}" if known else "-"
 
 
+def show(name: str, records: list[StepRecord], steps: list[ByteArray]) -> None:
+    """One row."""
+    copied = statistics.mean(record.copy_nbytes or 0 for record in records)
+    full = statistics.mean(step.size for step in steps[SLOTS:])
+    whole = [(r.h2d_start_ns or 0) + (r.h2d_ns or 0) - (r.build_start_ns or 0) - (r.build_ns or 0) for r in records]
+    print(
+        f"| {name} | {copied:,.0f} | {copied / full:.2%} | {p50_us(r.h2d_ns for r in records)} "
+        f"| {p50_us(r.delta_ns for r in records)} | {p50_us(whole)} |"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--backends", default="host,opencl,sim:a5-report")
     arguments = parser.parse_args()
-    steps = images(arguments.steps, arguments.layers)
-    comparison((steps[0], steps[1]))
+    graphs = {form: images(arguments.steps, unrolled=form == "unrolled") for form in ("replayed", "unrolled")}
+    comparison(graphs["unrolled"][0])
     for name in arguments.backends.split(","):
         backend = open_backend(name)
         each_us, rate, nbytes = overhead_nbytes(backend)
@@ -153,17 +156,9 @@ def main() -> None:
         print(f"a copy more costs {each_us:.1f} us, copies run at {rate:.2f} GB/s: worth {nbytes:,} B\n")
         print(f"| {name} | bytes a step | of full | copy p50 us | compare p50 us | build to copied p50 us |")
         print("|---|---:|---:|---:|---:|---:|")
-        full = statistics.mean(step.size for step in steps[SLOTS:])
-        for upload in ("full", "delta"):
-            records = asyncio.run(uploads(backend, steps, upload))
-            copied = statistics.mean(record.copy_nbytes or 0 for record in records)
-            whole = [
-                (r.h2d_start_ns or 0) + (r.h2d_ns or 0) - (r.build_start_ns or 0) - (r.build_ns or 0) for r in records
-            ]
-            print(
-                f"| {upload} | {copied:,.0f} | {copied / full:.2%} | {p50_us(r.h2d_ns for r in records)} "
-                f"| {p50_us(r.delta_ns for r in records)} | {p50_us(whole)} |"
-            )
+        for form, steps in graphs.items():
+            for upload in ("full", "delta"):
+                show(f"{form}, {upload}", asyncio.run(uploads(backend, steps, upload)), steps)
         backend.close()
 
 

@@ -51,7 +51,7 @@ async def run(
     """The tokens of each request, with two steps in flight."""
     async with Orchestrator(model.programs, backend, max_inflight=2, **options) as orchestrator:
         tokens = await generate(orchestrator, model, requests)
-        assert orchestrator.statistics().step_path_allocs == 0
+        assert orchestrator.statistics().step_path_allocs == 0 or options.get("mode") == "naive"
     assert model.blocks.available == model.blocks.total
     return tokens
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from async_orch import Orchestrator, open_backend
-from async_orch.exceptions import BuildError, LaunchError, OrchError
-from async_orch.testing import ManualBackend
+from async_orch.exceptions import BuildError, DeviceLost, LaunchError, OrchError
+from async_orch.testing import Fault, FaultPlan, ManualBackend
 from examples.qwen3.config import ModelError
-from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PagedModel, PrefillBatch, PrefillChunk
+from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PagedModel, PrefillBatch, PrefillChunk, Submitted
 from examples.qwen3.paged_run import Request, generate
 from examples.qwen3.sampling import TopP
 from tests.examples.paged_support import Recorder, check_tokens, run
@@ -234,3 +234,64 @@ class ProfiledMemory(ManualBackend):
 
     def free_nbytes(self) -> int:
         return self.nbytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"build_in": "thread", "launch_in": "thread", "collect_in": "thread"}, id="threads"),
+        pytest.param({"mode": "naive"}, id="naive"),
+        pytest.param({"slots": 1, "queue_depth": 1}, id="one-slot"),
+    ],
+)
+async def test_tokens_are_the_same_wherever_hooks_run(tmp_path: Path, options: dict[str, Any]) -> None:
+    """On a device that shows memory reused too early, in each setting, greedy and sampled tokens are those of host."""
+    make_checkpoint(tmp_path, seed=8, max_position_embeddings=POSITIONS)
+    samplers = [None, TopP(seed=5), None]
+    requests = [Request(PROMPTS[n], 6, sampler) for n, sampler in enumerate(samplers)]
+    expected = await run(PagedModel(tmp_path, max_batch=3), requests)
+    model = PagedModel(tmp_path, max_batch=2, kv_blocks=4, max_prefill_tokens=16)
+    assert await run(model, requests, "sim:adversary", **options) == expected
+
+
+async def test_a_failed_step_is_run_again_from_the_last_known_token(tmp_path: Path) -> None:
+    """After a decode step whose kernels failed, the same position given by number goes on as if nothing had been."""
+    make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
+    model = PagedModel(tmp_path, max_batch=1)
+    expected = (await run(model, [Request(PROMPTS[2], 6)]))[0]
+    backend = open_backend("sim:instant", faults=FaultPlan(Fault(action="raise", operation="launch", nth=3)))
+    async with Orchestrator(model.programs, backend) as orchestrator:
+        blocks = model.blocks.allocate(2)
+        (chunk,) = model.prompt_chunks(0, PROMPTS[2], blocks)
+        tokens = (await orchestrator.run(PrefillBatch([chunk]), program="prefill")).output.tokens.tolist()
+        failures = 0
+        while len(tokens) < 6:
+            row = DecodeRow(0, len(PROMPTS[2]) + len(tokens) - 1, blocks, tokens[-1])
+            try:
+                tokens += (await orchestrator.run(DecodeBatch([row]), program="decode")).output.tokens.tolist()
+            except LaunchError:
+                failures += 1
+    backend.close()
+    assert (tokens, failures) == (expected, 1)
+
+
+async def test_a_reopened_device_has_the_model_again(tmp_path: Path) -> None:
+    """After a lost device the weights are loaded anew, waiting blocks are free, and requests get their tokens."""
+    make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
+    model = PagedModel(tmp_path, max_batch=2)
+    requests = [Request(prompt, 5) for prompt in PROMPTS[:3]]
+    expected = await run(model, requests)
+    backend = open_backend("sim:instant", faults=FaultPlan(Fault(action="lose_device", operation="launch", nth=2)))
+    async with Orchestrator(model.programs, backend) as orchestrator:
+        blocks = model.blocks.allocate(1)
+        (chunk,) = model.prompt_chunks(0, [5], blocks)
+        await orchestrator.run(PrefillBatch([chunk]), program="prefill")
+        batch = DecodeBatch([DecodeRow(0, 1, blocks)])
+        handle = await orchestrator.submit(batch, program="decode")
+        with pytest.raises(DeviceLost):
+            await handle
+        model.blocks.free(blocks, [Submitted(batch, handle)])
+        await orchestrator.reopen()
+        assert model.blocks.available == model.blocks.total
+        assert await generate(orchestrator, model, requests) == expected
+    backend.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from async_orch_backends.sim_profile import SimProfile, load_profile
@@ -110,3 +111,18 @@ def test_an_unknown_profile_says_what_there_is(target: str, message: str) -> Non
     with pytest.raises(BackendUnavailable) as caught:
         load_profile(target)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("figures", "nbytes"),
+    [
+        ({}, 0),
+        ({"copy_bytes_per_s": 1e9}, 0),
+        ({"copy_fixed_ns": 10_000, "copy_bytes_per_s": 10e9}, 100_000),
+        ({"copy_fixed_ns": 1}, 2**60),
+        ({"copy_fixed_ns": 10**15, "copy_bytes_per_s": 1e18}, 2**60),
+    ],
+)
+def test_a_profile_says_what_one_copy_more_is_worth(figures: dict[str, Any], nbytes: int) -> None:
+    """Its fixed cost in bytes: nothing where there is none, more than any image where bytes cost nothing."""
+    assert SimProfile(name="made up", **figures).copy_overhead_nbytes == nbytes

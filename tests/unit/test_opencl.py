@@ -23,7 +23,8 @@ from async_orch.exceptions import (
 
 cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
-from async_orch_backends.opencl import NDRange, OpenCLBackend  # noqa: E402 - after the check for its extra
+from async_orch_backends import opencl as opencl_module  # noqa: E402 - after the check for its extra
+from async_orch_backends.opencl import NDRange, OpenCLBackend  # noqa: E402
 from async_orch_backends.opencl import open_backend as open_opencl  # noqa: E402
 
 PATIENCE_S = 30.0
@@ -102,12 +103,37 @@ def test_an_allocation_that_cannot_fit_says_how_much_there_is(backend: OpenCLBac
     """Beyond the device's memory, and beyond its largest allocation."""
     total = backend.info.memory_nbytes
     assert total is not None
-    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {total + 1} B, of {total} B, 0 B are allocated here"):
+    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {total + 1} B, free \d+ B of {total} B"):
         backend.alloc(total + 1, name="kv")
     largest = cl.get_platforms()[0].get_devices()[0].max_mem_alloc_size
     if largest < total:
         with pytest.raises(OutOfDeviceMemory, match=f"largest allocation is {largest} B"):
             backend.alloc(largest + 1)
+    assert backend.allocated_nbytes == 0
+
+
+def test_rings_beyond_the_free_memory_are_refused_before_any_is_touched(
+    backend: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs, free and what to lower in one line; a single buffer that does not fit is refused too."""
+    free = 2**29
+    monkeypatch.setattr(opencl_module, "available_nbytes", lambda: free)
+    assert backend.free_nbytes() == free
+
+    class Large(_Count):
+        slot = SlotSpec(image_nbytes=64, workspace_nbytes=2**28, output_nbytes=64)
+
+    async def main() -> None:
+        async with Orchestrator(Large(), backend, slots=3):
+            pass
+
+    needed = 3 * (2**28 + 128)
+    message = rf"the rings do not fit: 3 slots need {needed} B of device memory, {free} B are free; lower slots or the"
+    with pytest.raises(OutOfDeviceMemory, match=message) as caught:
+        asyncio.run(main())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {free + 1} B, free {free} B of"):
+        backend.alloc(free + 1, name="kv")
     assert backend.allocated_nbytes == 0
 
 
@@ -245,6 +271,71 @@ def test_no_device_memory_is_allocated_after_open(monkeypatch: pytest.MonkeyPatc
             assert orch.statistics().step_path_allocs == 0
 
     asyncio.run(main())
+
+
+def test_a_lost_device_is_reopened_in_a_new_context(backend: OpenCLBackend) -> None:
+    """After a hang, `reopen` leaves the old context behind; later steps give their results, and memory is counted."""
+    backend.close_timeout_s = 0.05
+    first, gate, kept = backend.context, cl.UserEvent(backend.context), list[Any]()
+
+    class HangsOnce(_Count):
+        def launch(self, step: int, slot: Any, stream: Stream) -> None:
+            if step == 1 and not kept:
+                kept.append(cl.enqueue_barrier(stream.native, wait_for=[gate]))
+            super().launch(step, slot, stream)
+
+    async def main() -> None:
+        async with Orchestrator(HangsOnce(), backend, fence_timeout_s=0.2) as orch:
+            resident = backend.allocated_nbytes
+            assert (await orch.run(0)).output == 0
+            with pytest.raises(DeviceLost):
+                await orch.run(1)
+            with pytest.raises(OrchError):
+                await orch.submit(2)
+            await orch.reopen()
+            assert backend.context != first
+            assert backend.allocated_nbytes == resident
+            assert [result.output async for result in orch.map([1, 2, 3])] == [2, 4, 6]
+        assert orch.statistics().threads_abandoned == 1
+        assert orch.statistics().slots_leased == 0
+
+    asyncio.run(main())
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    kept[0].wait()
+
+
+def test_reset_ends_streams_and_keeps_the_memory_of_what_is_idle(backend: OpenCLBackend) -> None:
+    """Streams and buffers of before refuse to work or can be freed; new ones do work."""
+    stream, memory = backend.create_stream("compute"), backend.alloc(16)
+    assert backend.reset()
+    with pytest.raises(DeviceError, match="closed"):
+        stream.record()
+    memory.free()
+    assert backend.allocated_nbytes == 0
+    assert backend.threads_abandoned() == 0
+    stream, memory = backend.create_stream("compute"), backend.alloc(16)
+    stream.launch(_add(stream, 16), memory, np.int32(1))
+    stream.synchronize(PATIENCE_S)
+
+
+def test_a_context_of_the_callers_is_not_left() -> None:
+    """A backend on the caller's queues cannot be reset: only the owner can make them anew."""
+    queue = cl.CommandQueue(cl.Context([cl.get_platforms()[0].get_devices()[0]]))
+    backend = open_opencl(compute_stream=queue)
+    assert not backend.reset()
+    backend.create_stream("compute").synchronize(PATIENCE_S)
+    backend.close()
+
+
+def test_device_memory_says_that_dlpack_cannot_have_it(backend: OpenCLBackend) -> None:
+    """The device type is OpenCL's; handing it over is a BufferError that says what to do instead."""
+    memory: Any = backend.alloc(16)
+    assert memory.__dlpack_device__() == (4, 0)
+    with pytest.raises(BufferError, match="enqueue a copy to host memory"):
+        np.from_dlpack(memory)
+    memory.free()
+    with pytest.raises(DeviceError, match="was freed"):
+        memory.__dlpack_device__()
 
 
 def test_a_kernel_that_hangs_poisons_within_the_fence_timeout(backend: OpenCLBackend) -> None:

@@ -15,6 +15,7 @@ from async_orch.abc import ByteArray
 from async_orch.exceptions import ConfigurationError, CopyError, DeviceError, DeviceLost, OrchError
 from async_orch.logs import StepRecord
 from async_orch.testing import Fault, FaultPlan, ManualBackend, leak_check
+from tests.bench.paged_decode import images
 from tests.programs import settle
 from tests.uploads import Echo, Mirror
 
@@ -288,6 +289,27 @@ async def test_a_reopened_device_gets_whole_images() -> None:
         await orch.run(BLANK)
     assert [r.copy_nbytes for r in records] == [NBYTES, 0, NBYTES, 0]
     backend.close()
+
+
+async def test_a_paged_decode_copies_a_tenth_at_most() -> None:
+    """Batch 16 at the size of Qwen3-14B, block tables moving: the blocks that differ from three steps before."""
+    steps, copied = images(70, unrolled=False), list[int]()
+
+    def count(record: StepRecord) -> None:
+        copied.append(record.copy_nbytes or 0)
+
+    async with Orchestrator(Echo(max(map(len, steps))), "sim:instant", upload="delta", step_log=count) as orch:
+        for step in steps:
+            assert (await orch.run(step.tobytes())).output == step.tobytes()
+    differing = [
+        64 * int((new.reshape(-1, 64) != old.reshape(-1, 64)).any(axis=1).sum())
+        for old, new in zip(steps, steps[3:], strict=False)
+    ]
+    assert copied[:3] == [len(step) for step in steps[:3]]
+    exact = [pair for pair in zip(copied[3:], differing, strict=True) if pair[0] == pair[1]]
+    assert all(real >= least for real, least in zip(copied[3:], differing, strict=True))
+    assert len(exact) > 40, "gaps are copied along only where there would be too many copies"
+    assert sum(copied[3:]) <= 0.1 * sum(len(step) for step in steps[3:])
 
 
 # -- on the thread -------------------------------------------------------------------------------------------
