@@ -26,7 +26,7 @@ from async_orch._graph_header import Pools
 from async_orch._graph_kernels import KernelTable
 from async_orch.exceptions import ImageCorrupt
 
-__all__ = ["CheckedPools", "RegionMemory", "check_parameters", "check_pools", "region_memory"]
+__all__ = ["CheckedPools", "RegionMemory", "check_parameters", "check_pools", "region_memory", "region_names"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -60,9 +60,7 @@ class CheckedPools:
 
 def region_memory(image: Bytes, pools: Pools, regions: RegionMemory) -> list[Bytes]:
     """One array a region in the order of region ids, the image first. The array's own size is the bound."""
-    names: list[bytes] = pools.regions["name"].tolist()
-    if not names or names[0] != IMAGE_REGION.encode():
-        raise ImageCorrupt(f"image: regions.name[0] is {names[:1]}, must be {IMAGE_REGION!r}")
+    names = region_names(pools)
     if isinstance(regions, Mapping):
         given = {name.encode(): array for name, array in regions.items()}
     else:
@@ -80,6 +78,14 @@ def region_memory(image: Bytes, pools: Pools, regions: RegionMemory) -> list[Byt
             )
         memory.append(array)
     return memory
+
+
+def region_names(pools: Pools) -> list[bytes]:
+    """The regions' names; `ImageCorrupt` unless the first is the image."""
+    names: list[bytes] = pools.regions["name"].tolist()
+    if not names or names[0] != IMAGE_REGION.encode():
+        raise ImageCorrupt(f"image: regions.name[0] is {names[:1]}, must be {IMAGE_REGION!r}")
+    return names
 
 
 def check_pools(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from async_orch._graph_check import RegionMemory, region_memory
+from async_orch._graph_check import RegionMemory, region_memory, region_names
 from async_orch._graph_expand import Flat, expand, writable_args
 from async_orch._graph_format import DTYPES, KIND_FLOAT, KIND_TENSOR, OPERAND, Bytes, structure_mask
 from async_orch._graph_header import Pools, read_pools
 from async_orch._graph_kernels import Kernel, KernelTable
-from async_orch._graph_load import Loaded, load, read_resident
+from async_orch._graph_load import Loaded, load, read_definitions
+from async_orch.exceptions import ImageCorrupt
 
 __all__ = ["Executor", "execute"]
 
@@ -59,16 +61,37 @@ class Executor:
         """Run one image; parameters and exceptions as for `execute`."""
         pools = read_pools(image)
         memory = region_memory(image, pools, regions)
-        key = (pools.table, len(self._table), pools.sections, *(array.size for array in memory[1:]))
-        contents = read_resident(pools, definitions)
+        self._plan(pools, [array.size for array in memory], definitions).run(pools.content, memory)
+
+    def check(self, image: Bytes, region_nbytes: Mapping[str, int], *, definitions: Bytes | None = None) -> int:
+        """Check an image against regions of these sizes, with all replays expanded, and run nothing.
+
+        Gives the number of kernel calls. Raises as `execute`.
+        """
+        pools = read_pools(image)
+        names = [name.decode("utf-8", "replace") for name in region_names(pools)]
+        sizes: list[int] = pools.regions["nbytes"].tolist()
+        for position, name in enumerate(names[1:], 1):
+            given = region_nbytes.get(name, -1)
+            if sizes[position] > given:
+                raise ImageCorrupt(
+                    f"image: regions.nbytes[{position}] is {sizes[position]}, must be at most {given}, the bytes of "
+                    f"{name!r}"
+                )
+            sizes[position] = given
+        return self._plan(pools, sizes, definitions).n_calls
+
+    def _plan(self, pools: Pools, sizes: list[int], definitions: Bytes | None) -> _Plan:
+        """The kept plan if the image is the graph that it was made from, else a new one."""
+        key = (pools.table, len(self._table), pools.sections, *sizes[1:])
+        contents = read_definitions(pools, definitions)
         plan = self._plans.pop(key, None)
         if plan is None or not plan.holds_for(pools.content, contents):
-            sizes = np.array([array.size for array in memory], np.int64)
-            plan = _Plan(load(pools, contents, sizes, self._table), contents, pools, self._table)
+            plan = _Plan(load(pools, contents, np.array(sizes, np.int64), self._table), contents, pools, self._table)
             if len(self._plans) >= _MAX_PLANS:
                 del self._plans[next(iter(self._plans))]  # the one not used for longest
         self._plans[key] = plan
-        plan.run(pools.content, memory)
+        return plan
 
 
 class _Where:
@@ -143,6 +166,7 @@ class _Plan:
         self._calls: list[tuple[Kernel, slice]] = [
             (kernel.function, span) for kernel, span in zip(kernels, spans, strict=True)
         ]
+        self.n_calls = len(self._calls)
         self._where = _Where(loaded, graph, [kernel.name for kernel in kernels])
 
     def holds_for(self, content: Bytes, definitions: list[Bytes]) -> bool:

@@ -4,6 +4,10 @@
 
 The modes run the same code path: naive allocates and frees a step's device memory each step, ring allocates
 once, pipelined also builds and copies the next steps while the device runs the current one.
+
+    python -m examples.decode_runner --shape qwen3-14b --backend sim:a5-report
+
+shows the step of a large model instead, without its weights, on a simulated device.
 """
 
 import asyncio
@@ -27,6 +31,7 @@ from rich.console import Console
 from async_orch import OrchError, open_backend
 from async_orch.abc import Backend
 from async_orch.exceptions import StepError
+from examples.large.runner import main as run_large
 from examples.qwen3.config import ModelError, check_folder, load_config
 from examples.qwen3.decode import Mode, decode
 from examples.qwen3.figures import ModeRun
@@ -147,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0; 1 if the decode failed, or its log or output could not be written; 2 if it could not begin; 130 after an
     interrupt and 141 (128 + SIGPIPE) if the reader of the output went away, as shells show these signals.
     """
+    arguments = sys.argv[1:] if argv is None else argv
+    if any(argument.partition("=")[0] == "--shape" for argument in arguments):
+        return run_large(arguments)
     if sys.stdout is None:  # started with `>&-`, or without a console: nothing has been lost yet
         complain("standard output is closed; redirect it to a file, or to /dev/null")
         return 2

@@ -113,6 +113,11 @@ def parse_options(argv: Sequence[str] | None) -> Options:
         metavar="FILE",
         help=f"step log; one that is there is replaced, any other file is refused (default: {DEFAULT_LOG})",
     )
+    add(
+        "--shape",
+        metavar="NAME",
+        help="a large model without weights on a simulated device: qwen3-14b, see --shape X -h",
+    )
     add("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args(argv)
     return Options(

@@ -34,12 +34,13 @@ def test_program_is_as_short_as_said() -> None:
 
 
 def test_each_quick_start_line_makes_its_own_environment() -> None:
-    """Both lines begin with a virtual environment and an installation; one decodes, the other, marked, runs tests."""
+    """Each begins with a virtual environment and an installation: one decodes, one, marked, runs tests, one serves."""
     lines = re.findall(r"^```sh\n(.*)\n```$", README, re.MULTILINE)
     made = "python3 -m venv .venv && .venv/bin/pip install -q -e "
     assert lines == [
         f"{made}'.[examples]' && .venv/bin/python -m examples.decode_runner",
         f"{made}'.[test]' && .venv/bin/pytest -q",
+        f"{made}'.[serve]' && .venv/bin/python -m examples.serve",
     ]
     assert f"<!-- test line -->\n```sh\n{lines[1]}\n```\n<!-- end -->" in README
 

@@ -1,0 +1,103 @@
+"""Around every request: its id, its line in the access log, and an answer in OpenAI's shape whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from examples.serve.errors import ApiError
+
+__all__ = ["AccessLog", "Front", "error_response"]
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The error as a JSON answer."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+class AccessLog:
+    """JSON lines, one a request, written on a thread of its own; what the disk cannot take is dropped and counted.
+
+    ``request`` in a line is one of ``attrs.requests`` in the records of the steps that carried the request.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="serve-access-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Hand a line over; never waits."""
+        self._lines.put(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._lines.put(None)
+        self._thread.join(5.0)
+        self._file.close()
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._file.write(line)
+            except OSError:
+                self.dropped += 1
+
+
+class Front:
+    """The outermost ASGI layer. ``scope["state"]`` gets ``request`` (the id), ``traceparent`` and ``log`` (a dict that
+    becomes the access log's line)."""
+
+    def __init__(self, app: ASGIApp, log: Callable[[dict[str, Any]], None] | None, report: Callable[[str, str], None]):
+        self._app = app
+        self._log = log
+        self._report = report
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given, trace = headers.get(b"x-request-id", ""), headers.get(b"traceparent", "")
+        name = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        line: dict[str, Any] = {"event": "request", "request": name, "method": scope["method"], "path": scope["path"]}
+        state = scope.setdefault("state", {})
+        state.update(request=name, log=line, traceparent=trace if _TRACEPARENT.fullmatch(trace) else None)
+        if state["traceparent"] is not None:
+            line["traceparent"] = trace
+        started = time.time()
+        clock = time.monotonic()
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line["status"] = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_id)
+        except Exception as exc:  # noqa: BLE001 - the client gets an answer, the operator the cause
+            self._report("internal_error", f"{type(exc).__name__}: {exc}")
+            line["error"] = type(exc).__name__
+            if "status" not in line:
+                failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
+                await error_response(failure)(scope, receive, with_id)
+        finally:
+            line |= {"status": line.get("status"), "start": round(started, 6), "seconds": time.monotonic() - clock}
+            if self._log is not None:
+                self._log(line)

@@ -1,0 +1,81 @@
+"""The decode runner with a shape in place of a model: its modes, its figures, and the schedule of its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from async_orch import open_backend
+from async_orch.graph import Executor, ImageCorrupt, UnrolledTask
+from examples.decode_runner import main
+from examples.large import runner
+from examples.large.program import REPORT, LargeDecode
+from examples.large.scheduling import schedule
+from examples.large.shape import QWEN3_14B
+
+SMALL = dataclasses.replace(QWEN3_14B, name="small", layers=2, vocab=512)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of two layers under the name small."""
+    monkeypatch.setattr(runner, "SHAPES", {"small": SMALL})
+
+
+def test_every_mode_runs_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each mode gives its figures, and only naive allocates."""
+    assert main(["--shape", "small", "--backend", "sim:instant", "--steps", "6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["naive", "ring", "pipelined", "pipelined + delta"]
+    for name, figures in found.items():
+        assert figures["steps"] == 6
+        assert (figures["alloc_nbytes_per_step"] > 0) == (name == "naive")
+
+
+def test_the_table_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names graph, schedule and how far the figures can be trusted."""
+    assert main(["--shape=small", "--backend", "sim:instant", "--steps", "3", "--mode", "pipelined"]) == 0
+    out = capsys.readouterr().out
+    assert "9 tasks, 2 of them replays of one Definition of 277 tasks with 26 parameters" in out
+    assert "sim:instant: tested against a fake; 3 steps a mode" in out
+
+
+def test_published_figures_are_a_profile() -> None:
+    """The profile a2a3-published opens and says what it is calibrated to."""
+    backend = open_backend("sim:a2a3-published")
+    assert backend.info.support.startswith("calibrated to published a2a3 figures")
+    backend.close()
+
+
+def test_the_report_has_room_for_the_graph() -> None:
+    """With the report's sizes the image is padded, and of the bytes only the graph's count as the task table."""
+    program = LargeDecode(SMALL, REPORT)
+    built = program.build(0, np.zeros(5_543_943, np.uint8))
+    assert built.nbytes == 5_543_943
+    assert built.sm_nbytes == program.graph_nbytes
+
+
+def test_a_damaged_step_is_refused() -> None:
+    """The device side checks every image; one that names memory beyond a region is refused without any memory."""
+    program = LargeDecode(SMALL)
+    check = Executor(program.table).check
+    sizes = program.graph.region_nbytes
+    assert check(program.probe, sizes, definitions=program.content) == 2 * 277 + 6 + 128
+    with pytest.raises(ImageCorrupt, match=r"regions.nbytes\[3\] is \d+, must be at most 5, the bytes of 'weights'"):
+        check(program.probe, {**sizes, "weights": 5}, definitions=program.content)
+    damaged = program.content.copy()
+    damaged[-1] ^= 1
+    with pytest.raises(ImageCorrupt, match=r"fingerprint"):
+        check(program.probe, sizes, definitions=damaged)
+
+
+def test_a_schedule_fills_the_cores() -> None:
+    """Calls start when their producers are done and a core is free; the longest chain bounds any number of cores."""
+    calls = [UnrolledTask("k", (), frozenset(after), 0) for after in ((), (), (), (0,), (3,))]
+    found = schedule(calls, [1, 2, 3, 1, 1], 2)
+    assert (found.makespan, found.work, found.critical) == (4, 8, 3)
+    assert schedule(calls, [1, 2, 3, 1, 1], 1).makespan == 8
+    assert schedule(calls, [1, 2, 3, 1, 1], 9).makespan == 3

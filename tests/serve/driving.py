@@ -1,0 +1,102 @@
+"""A server in the test's own loop, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+from openai import AsyncOpenAI
+
+from async_orch.abc import Backend
+from examples.serve.app import Serving, Settings, serving
+from examples.serve.server import HttpServer, listen
+from tests.serve.hash_model import Characters, HashModel
+
+__all__ = ["NAME", "Running", "client", "raw", "running", "until"]
+
+NAME = "hash"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let all other tasks run until the condition holds."""
+    with anyio.fail_after(20):
+        while not condition():
+            await checkpoint()
+
+
+class Running:
+    """A server that listens; what it reported and logged so far."""
+
+    def __init__(self, opened: Serving, server: HttpServer, port: int) -> None:
+        self.opened = opened
+        self.engine = opened.engine
+        self.server = server
+        self.port = port
+        self.reported: list[tuple[str, str]] = []
+        self.access: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def blocks_in_use(self) -> int:
+        """Blocks of the cache that a sequence has, or the device may still write."""
+        return self.engine.scheduler.blocks.total - self.engine.scheduler.blocks.available
+
+    async def until_idle(self) -> None:
+        """Wait until no request is left in the engine."""
+        await until(lambda: not self.engine.busy and not self.blocks_in_use())
+
+
+@contextlib.asynccontextmanager
+async def running(
+    model: HashModel | None = None, backend: str | Backend = "sim:instant", *, drain_s: float = 10.0, **settings: Any
+) -> AsyncIterator[Running]:
+    """Serve the hash model, or another one that is given with its codec, until the body is done."""
+    model = HashModel() if model is None else model
+    access: list[dict[str, Any]] = []
+    reported: list[tuple[str, str]] = []
+    options = Settings(name=settings.pop("name", NAME), **settings)
+    codec = getattr(model, "codec", None) or Characters()
+    with listen("127.0.0.1", 0) as socket:
+        async with serving(
+            model, codec, backend, options, access_log=access.append, report=lambda *event: reported.append(event)
+        ) as opened:
+            server = HttpServer(opened, drain_s=drain_s)
+            serve = asyncio.create_task(server.serve(sockets=[socket]))
+            found = Running(opened, server, socket.getsockname()[1])
+            found.reported, found.access = reported, access
+            try:
+                await until(lambda: server.started)
+                yield found
+            finally:
+                server.stop()
+                await serve
+
+
+@contextlib.asynccontextmanager
+async def client(server: Running) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's own client, which tries nothing twice."""
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as found:
+        yield found
+
+
+async def raw(server: Running, *parts: bytes, half_close: bool = False) -> bytes:
+    """Send bytes as they are and read until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if half_close:
+            writer.write_eof()
+        with anyio.fail_after(20):
+            return await reader.read()
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

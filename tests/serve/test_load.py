@@ -1,0 +1,47 @@
+"""A crowd on the server: every stream that stays gets exactly its tokens, and nothing is left when it has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+
+import pytest
+
+from async_orch.testing import leak_check
+from tests.serve.driving import NAME, running
+from tests.serve.hash_model import HashModel, answer, text_of
+from tests.serve.load import Crowd
+
+wanted = functools.lru_cache(lambda prompt, most: text_of(answer(prompt, most)))
+PROMPTS = [(f"{i}: " + "tell me more " * (i % 11), 4 + 4 * (i % 8)) for i in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "cost_ns"),
+    [("sim:instant", "pipelined", 500_000), ("host", "ring", None)],
+)
+async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost_ns: int | None) -> None:
+    """For a second, with nonsense sent in between: the tokens of greedy decoding, no slot, block, task or file left."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    model = HashModel(batch=32, kv_blocks=200, prefill_tokens=256, cost_ns=cost_ns)
+    with leak_check() as leaks:
+        async with running(model, backend, mode=mode) as server:
+            leaks.watch(server.opened.orchestrator)
+            crowd = Crowd(server.port, NAME, wanted, PROMPTS, streams=64)
+            end = time.monotonic() + 1.0
+            await crowd.run(lambda: time.monotonic() > end)
+            await server.until_idle()
+            scheduler = server.engine.scheduler
+            assert scheduler.blocks.available == scheduler.blocks.total
+            assert not scheduler.running
+            tasks = {task.get_name() for task in asyncio.all_tasks() if "engine" in task.get_name()}
+            assert tasks == {"engine"}
+            statistics = server.opened.orchestrator.statistics()
+    assert crowd.wrong == []
+    assert crowd.survived > 30
+    assert crowd.left > 5
+    assert crowd.nonsense > 2
+    assert (statistics.failed, statistics.step_path_allocs, statistics.records_dropped) == (0, 0, 0)
+    assert not server.reported
