@@ -15,7 +15,7 @@ __all__ = ["available_backends", "open_backend"]
 
 GROUP = "async_orch.backends"
 
-Opener = Callable[..., Backend]
+Opener = Callable[..., object]
 
 
 def _found() -> dict[str, list[EntryPoint]]:
@@ -53,10 +53,18 @@ def open_backend(name: str, **options: Any) -> Backend:
     try:
         opener: Opener = points[0].load()
     except Exception as exc:
-        raise BackendUnavailable(f"backend {kind!r} cannot be imported: {exc}") from exc
+        raise BackendUnavailable(f"backend {kind!r} cannot be imported: {_one_line(exc)}") from exc
     try:
-        return opener(target or None, **options)
+        backend = opener(target or None, **options)
     except OrchError:
         raise
     except Exception as exc:
-        raise BackendUnavailable(f"backend {name!r} could not be opened: {exc}") from exc
+        raise BackendUnavailable(f"backend {name!r} could not be opened: {_one_line(exc)}") from exc
+    if not isinstance(backend, Backend):
+        given = type(backend).__name__
+        raise BackendUnavailable(f"backend {kind!r}: its opener {points[0].value} gave {given}, not a Backend")
+    return backend
+
+
+def _one_line(exc: Exception) -> str:
+    return " ".join(str(exc).split()) or type(exc).__name__

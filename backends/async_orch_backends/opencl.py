@@ -30,6 +30,7 @@ from ._anchored_clock import AnchoredClock
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
 from ._driver_queue import DriverQueue
+from ._memory import CHECKED_NBYTES, available_nbytes
 from ._opencl_driver import driver_error, find_device, load_pyopencl, queue_of, support_of
 from ._opencl_memory import OpenCLBuffer, OpenCLHostBuffer
 from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
@@ -121,10 +122,20 @@ class OpenCLBackend(DriverBackend):
         except (self._cl.Error, MemoryError) as exc:
             raise self._refused(nbytes, name, exc) from exc
 
+    def free_nbytes(self) -> int | None:
+        """Known where the device's memory is the machine's; OpenCL itself does not tell."""
+        available = available_nbytes() if self._native.host_unified_memory else None
+        return None if available is None else min(self._native.global_mem_size - self._allocated_nbytes, available)
+
     def _check_one(self, nbytes: int, name: str) -> None:
         largest = self._native.max_mem_alloc_size
         if nbytes > largest:
             raise self._out_of_memory(nbytes, name, f"the device's largest allocation is {largest} B")
+        if nbytes >= CHECKED_NBYTES:
+            free = self.free_nbytes()
+            if free is not None and nbytes > free:
+                # It may well succeed where the system overcommits, and end the process at first touch.
+                raise self._out_of_memory(nbytes, name)
 
     def _refused(self, nbytes: int, name: str, exc: Exception) -> OutOfDeviceMemory:
         return self._out_of_memory(nbytes, name, " ".join(str(exc).split()))

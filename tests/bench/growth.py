@@ -23,7 +23,7 @@ from async_orch import Orchestrator
 from async_orch._bench import CheckFailed, engine_cost
 from async_orch._bench._checks import check_statistics
 from async_orch._bench._overhead import WARM_UP, NoOp
-from tests.bench._kit import Bench, Figure, Sample, Samples, main, on_loop, quotient, single
+from tests.bench._kit import Bench, Figure, NotInstalled, Sample, Samples, main, on_loop, quotient, single
 
 STEPS = 1_000_000
 WARM_STEPS = 100_000
@@ -95,7 +95,7 @@ async def _several(orchestrators: int) -> Sample:
 def million() -> Sample:
     """In a process of its own, so that its memory is its own."""
     if not Path("/proc/self/statm").exists():
-        raise CheckFailed("resident memory is read from /proc, which this system lacks")
+        raise NotInstalled("/proc, from which resident memory is read")
     done = subprocess.run([sys.executable, "-m", "tests.bench.growth", "--million"], check=True, capture_output=True)
     sample: Sample = json.loads(done.stdout)
     return sample

@@ -42,7 +42,7 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = ["| figure | median | least to most | to reach | |", "|---|---:|---:|---:|---|"]
     for document in found:
         rounds = sum(spell["rounds"] for spell in document["spells"])
-        lines.append(f"| **{TITLES[document['bench']]}** ({rounds} rounds) | | | | |")
+        lines.append(f"| **{TITLES[document['bench']]}** ({rounds} round{'s' if rounds != 1 else ''}) | | | | |")
         lines += [_row(item) for item in document["figures"] if item["value"] is not None]
         lines += [f"| {name} | - | - | | {why} |" for name, why in document["failed"].items()]
     return "\n".join(lines)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.bench import report
-from tests.bench._kit import Bench, CheckFailed, Figure, NotInstalled, Sample, Samples, main, measure, quotient, single
+from tests.bench._kit import (
+    Bench,
+    CheckFailed,
+    Figure,
+    NotInstalled,
+    Sample,
+    Samples,
+    main,
+    measure,
+    quotient,
+    raw,
+    single,
+)
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def _figures(samples: Samples) -> list[Figure]:
@@ -89,3 +106,29 @@ def test_the_table_says_what_was_missed(tmp_path: Path, monkeypatch: pytest.Monk
     assert "not run: needs nine of ten" in text
     _run(_bench(), monkeypatch, "--rounds", "3", "--out", str(tmp_path))
     assert "| ours / peer | 1.000 | 0.500 to 1.500 | <= 0.75 | **missed** |" in report.table(report.documents(tmp_path))
+
+
+def test_the_published_table_is_that_of_the_raw_samples() -> None:
+    """docs/benchmarks.md shows what the JSON beside it holds, each figure computed again from its samples."""
+    folder = DOCS / "benchmarks"
+    found = report.documents(folder)
+    assert len(found) >= 10
+    page = (DOCS / "benchmarks.md").read_text("utf-8")
+    assert f"{report.BEGIN}\n{report.table(found)}\n{report.END}" in page
+    for document in found:
+        bench = importlib.import_module(f"tests.bench.{document['bench']}").BENCH
+        again = [json.loads(json.dumps(asdict(figure))) for figure in bench.figures(document["samples"])]
+        known = {figure["name"]: figure for figure in document["figures"]}
+        for figure in again:
+            if figure["name"] in known:
+                assert figure == {key: known[figure["name"]][key] for key in figure}
+
+
+def test_the_readme_names_the_published_overhead() -> None:
+    """The README's factor to a bare queue pipeline is the published one."""
+    document = raw(DOCS / "benchmarks" / "overhead.json")
+    (value,) = [figure["value"] for figure in document["figures"] if figure["name"] == "to_queue_asyncio"]
+    [said] = re.findall(
+        r"([0-9.]+) times a bare `asyncio.Queue` pipeline", (DOCS.parent / "README.md").read_text("utf-8")
+    )
+    assert float(said) == round(value, len(said.partition(".")[2]))

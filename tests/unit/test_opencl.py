@@ -23,7 +23,8 @@ from async_orch.exceptions import (
 
 cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
-from async_orch_backends.opencl import NDRange, OpenCLBackend  # noqa: E402 - after the check for its extra
+from async_orch_backends import opencl as opencl_module  # noqa: E402 - after the check for its extra
+from async_orch_backends.opencl import NDRange, OpenCLBackend  # noqa: E402
 from async_orch_backends.opencl import open_backend as open_opencl  # noqa: E402
 
 PATIENCE_S = 30.0
@@ -102,12 +103,37 @@ def test_an_allocation_that_cannot_fit_says_how_much_there_is(backend: OpenCLBac
     """Beyond the device's memory, and beyond its largest allocation."""
     total = backend.info.memory_nbytes
     assert total is not None
-    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {total + 1} B, of {total} B, 0 B are allocated here"):
+    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {total + 1} B, free \d+ B of {total} B"):
         backend.alloc(total + 1, name="kv")
     largest = cl.get_platforms()[0].get_devices()[0].max_mem_alloc_size
     if largest < total:
         with pytest.raises(OutOfDeviceMemory, match=f"largest allocation is {largest} B"):
             backend.alloc(largest + 1)
+    assert backend.allocated_nbytes == 0
+
+
+def test_rings_beyond_the_free_memory_are_refused_before_any_is_touched(
+    backend: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs, free and what to lower in one line; a single buffer that does not fit is refused too."""
+    free = 2**29
+    monkeypatch.setattr(opencl_module, "available_nbytes", lambda: free)
+    assert backend.free_nbytes() == free
+
+    class Large(_Count):
+        slot = SlotSpec(image_nbytes=64, workspace_nbytes=2**28, output_nbytes=64)
+
+    async def main() -> None:
+        async with Orchestrator(Large(), backend, slots=3):
+            pass
+
+    needed = 3 * (2**28 + 128)
+    message = rf"the rings do not fit: 3 slots need {needed} B of device memory, {free} B are free; lower slots or the"
+    with pytest.raises(OutOfDeviceMemory, match=message) as caught:
+        asyncio.run(main())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(OutOfDeviceMemory, match=rf"for kv: needed {free + 1} B, free {free} B of"):
+        backend.alloc(free + 1, name="kv")
     assert backend.allocated_nbytes == 0
 
 

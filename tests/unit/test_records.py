@@ -302,3 +302,18 @@ sys.exit(0)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
     assert len(read(path)[1]) == 50
+
+
+async def test_no_duration_is_negative_where_build_tells_what_it_used() -> None:
+    """The wait for a slot begins when the build is over, also if the image is used in part."""
+
+    class Part(Square):
+        def build(self, step: int, image: Any) -> int:
+            super().build(step, image)
+            return 8
+
+    records: list[StepRecord] = []
+    async with Orchestrator(Part(), "sim:instant", step_log=records.append) as orch:
+        for i in range(200):
+            await orch.run(i)
+    assert all(record.acquire_wait_ns is not None and record.acquire_wait_ns >= 0 for record in records)
