@@ -1,56 +1,25 @@
-"""The build stage: images are written ahead of the device, inline or on worker threads."""
+"""The build stage: images are written ahead of the device, inline or by workers off the loop."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from async_orch._build_job import BuildJob
+from async_orch._build_workers import BuildWorkers
 from async_orch._nbytes import as_nbytes
 from async_orch._program import Built
 from async_orch._ring import Lease
-from async_orch._slot import Slot, Staging
+from async_orch._slot import Slot
 from async_orch._stage import Stage
+from async_orch._staging import Staging
 from async_orch._step import BUILDING, BUILT, SETTLED, UNKNOWN, Step
-from async_orch._workers import WorkerPool
-from async_orch.exceptions import BuildError, OrchError, StepTimeout
+from async_orch.exceptions import BuildError, OrchError, WorkerDied
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
 
 __all__ = ["BuildStage"]
-
-
-class BuildJob:
-    """A build on its way through a worker thread."""
-
-    __slots__ = (
-        "abandoned",
-        "began_s",
-        "cold",
-        "end_ns",
-        "error",
-        "lease",
-        "payload",
-        "result",
-        "slot",
-        "start_ns",
-        "step",
-        "view",
-    )
-
-    def __init__(self, step: Step, view: Any) -> None:
-        self.step = step
-        self.payload = step.payload
-        self.view = view
-        self.lease = step.staging
-        self.slot = step.slot
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.cold = False
-        self.abandoned = False
-        self.began_s: float | None = None
-        self.start_ns = self.end_ns = UNKNOWN
 
 
 class BuildStage(Stage):
@@ -62,16 +31,13 @@ class BuildStage(Stage):
         super().__init__(pipeline)
         config = pipeline.config
         self.limit = config.queue_depth + config.build_workers
-        self.pool: WorkerPool[BuildJob] | None = None
-        self.working: dict[Step, BuildJob] = {}
-        self._warm_threads: set[int] = set()
+        self.workers = None if config.build_in == "inline" else BuildWorkers(self)
+        self.working: dict[Step, BuildJob] = {} if self.workers is None else self.workers.working
         self.retrying: deque[tuple[Step, Any]] = deque()
-        if config.build_in == "thread":
-            self.pool = WorkerPool("build", config.build_workers, self._work, pipeline.waker.wake)
 
     def advance(self) -> bool:
-        pipeline, queue, pool = self.pipeline, self.queue, self.pool
-        moved = False if pool is None else self._take_finished(pool)
+        pipeline, queue, workers = self.pipeline, self.queue, self.workers
+        moved = False if workers is None else workers.take_finished()
         order = pipeline.acquire.queue
         while self.retrying:
             if pipeline.turn_is_over(pipeline.now()):
@@ -85,7 +51,7 @@ class BuildStage(Stage):
             if pipeline.serial and pipeline.occupied():
                 break
             now = pipeline.now()
-            if pool is None and pipeline.turn_is_over(now):
+            if workers is None and pipeline.turn_is_over(now):
                 break
             if len(self.working) >= self.limit:
                 break  # builds of cancelled steps still wait for a worker
@@ -115,11 +81,11 @@ class BuildStage(Stage):
             step.state = BUILDING
             step.build_start_ns = now
             order.append(step)
-            if pool is None or not program.has_build:
+            if workers is None or not program.has_build:
                 self.build_inline(step, view)
                 # One at a time: the pump first moves what is built on to the device.
                 return True
-            self._send(step, view, pool)
+            workers.send(step, view)
             moved = True
         return moved
 
@@ -135,7 +101,7 @@ class BuildStage(Stage):
         except OrchError as exc:
             self.fail_step(step, BuildError, "its staging buffer could not grow", exc)
             return None
-        if step.program.program.slot.image is not None:
+        if step.program.program.slot.image is not None or staging.shared is not None:
             return staging.views[step.program.index]
         return staging.buffer.array[: extras.sizes.image_nbytes]
 
@@ -157,7 +123,7 @@ class BuildStage(Stage):
             try:
                 result = program.build(step.payload, view)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-                if self._retry(step, exc):
+                if self.retry(step, exc):
                     self.retrying.append((step, view))
                     return
                 self.pipeline.hook_raised(exc)
@@ -174,7 +140,7 @@ class BuildStage(Stage):
         else:
             self.built(step, result, None)
 
-    def _retry(self, step: Step, error: BaseException) -> bool:
+    def retry(self, step: Step, error: BaseException) -> bool:
         """Whether a failed build is tried again; the step keeps its seq and its staging."""
         extras = step.extras
         if step.state == SETTLED or extras is None or extras.retries_left == 0 or not isinstance(error, Exception):
@@ -182,62 +148,7 @@ class BuildStage(Stage):
         extras.retries_left -= 1
         return True
 
-    # -- on worker threads ---------------------------------------------------------------------------------
-
-    def _send(self, step: Step, view: Any, pool: WorkerPool[BuildJob]) -> None:
-        job = self.working[step] = BuildJob(step, view)
-        limit_s = self.pipeline.config.build_timeout_s
-        if limit_s is not None:
-            extras = step.ensure_extras()
-            extras.stage_timer = self.pipeline.loop.call_later(limit_s, self._overdue, step)
-        pool.submit(job)
-
-    def _work(self, job: BuildJob) -> None:
-        if job.step.state == SETTLED:
-            return  # cancelled while it waited for this thread
-        thread = threading.get_ident()
-        if thread not in self._warm_threads:
-            self._warm_threads.add(thread)
-            job.cold = True
-        now = self.pipeline.now
-        job.began_s = self.pipeline.loop.time()
-        job.start_ns = now()
-        try:
-            job.result = job.step.program.build(job.payload, job.view)
-        except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
-            job.error = exc
-        job.end_ns = now()
-
-    def _take_finished(self, pool: WorkerPool[BuildJob]) -> bool:
-        moved = False
-        while (job := pool.take()) is not None:
-            moved = True
-            step = job.step
-            if job.abandoned:
-                continue
-            del self.working[step]
-            if step.extras is not None:
-                step.extras.stop_stage_timer()
-            if step.state == SETTLED:
-                # Cancelled meanwhile: only now is nobody writing to its staging.
-                self._give_back(job)
-                continue
-            step.build_start_ns, step.build_end_ns = job.start_ns, job.end_ns
-            if job.cold:
-                step.cold_reason = "worker_start"
-            if job.error is not None and self._retry(step, job.error):
-                self._send(step, job.view, pool)
-                continue
-            self.built(step, job.result, job.error)
-        return moved
-
-    def _give_back(self, job: BuildJob) -> None:
-        if job.lease is not None:
-            job.lease.release()
-        if job.slot is not None:
-            job.slot.ring.release(job.slot)
-        job.step.staging = None
-        job.step.slot = None
+    # -- off the loop --------------------------------------------------------------------------------------
 
     def holds(self, step: Step) -> bool:
         """Whether a worker has, or is to get, the step's staging."""
@@ -245,44 +156,17 @@ class BuildStage(Stage):
 
     def writes(self, step: Step) -> bool:
         """Whether a worker has begun to write to the step's staging."""
-        job = self.working.get(step)
-        return job is not None and job.began_s is not None
+        return self.workers is not None and self.workers.writes(step)
+
+    def quarantine(self, step: Step) -> None:
+        """A settled step's build is stuck off the loop: its worker is given up."""
+        if self.workers is not None:
+            self.workers.give_up(step)
 
     def stop(self) -> None:
         """The orchestrator closes: no time limit may strike any more."""
-        for step in self.working:
-            if step.extras is not None:
-                step.extras.stop_stage_timer()
-
-    def _overdue(self, step: Step) -> None:
-        """A build took longer than ``build_timeout_s``, unless it had to wait for its worker first."""
-        job, limit_s, extras = self.working.get(step), self.pipeline.config.build_timeout_s, step.extras
-        if job is None or limit_s is None or extras is None:
-            return
-        loop = self.pipeline.loop
-        left_s = limit_s if job.began_s is None else job.began_s + limit_s - loop.time()
-        if left_s > 0:
-            extras.stage_timer = loop.call_later(left_s, self._overdue, step)
-            return
-        if step.state != SETTLED:
-            text = f"step {step.step_id!r} (seq {step.seq}): build did not return within build_timeout_s={limit_s} s"
-            error = StepTimeout(text, stage="build", step_id=step.step_id, seq=step.seq)
-            step.failed_in = "build"
-            self.pipeline.settling.drop(step, "failed", error)
-        self.quarantine(step)
-        self.pipeline.pump()
-
-    def quarantine(self, step: Step) -> None:
-        """A build is stuck: its buffer is out of use for good; a new one and a new thread take their places."""
-        job = self.working.pop(step, None)
-        pool = self.pool
-        if job is None or pool is None:
-            return
-        job.abandoned = True
-        step.staging = None
-        step.slot = None
-        if self.pipeline.quarantine.take(job.lease, job.slot):
-            pool.replace_thread()
+        if self.workers is not None:
+            self.workers.stop_timers()
 
     # -- the outcome ---------------------------------------------------------------------------------------
 
@@ -316,7 +200,10 @@ class BuildStage(Stage):
                     step.copy_nbytes = as_nbytes(result)
             except TypeError as exc:
                 error = exc
-        if error is not None:
+        if isinstance(error, WorkerDied):
+            step.failed_in = "build"
+            self.pipeline.settling.drop(step, "failed", error)
+        elif error is not None:
             self.fail_step(step, BuildError, "build raised", error)
         elif not 0 <= step.copy_nbytes <= capacity:
             what = f"build returned {step.copy_nbytes} bytes used, the image has {capacity}"

@@ -14,7 +14,7 @@ from async_orch.exceptions import ConfigurationError
 __all__ = ["BuildIn", "Mode", "OrchestratorConfig", "OrchestratorOptions", "StepLog", "check_seconds", "resolve_config"]
 
 Mode = Literal["pipelined", "ring", "naive"]
-BuildIn = Literal["inline", "thread"]
+BuildIn = Literal["inline", "thread", "process"]
 HookIn = Literal["inline", "thread"]
 Policy = Literal["fail_step", "discard_dependents", "fail_pipeline"]
 Grow = Literal["never", "high_water"]
@@ -79,7 +79,8 @@ class OrchestratorConfig:
         ``"pipelined"``; ``"ring"``: one step at a time; ``"naive"``: also a slot allocated and freed each step.
         The environment variable ``ASYNC_ORCH_MODE`` overrides it, so that a user can bisect.
     build_in, build_workers:
-        Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` threads.
+        Where ``build`` runs: ``"inline"`` on the loop's thread, or on ``build_workers`` worker threads or (Linux)
+        processes. A process gets a copy of the program as it was before ``open``; see `StepProgram.build`.
     launch_in, collect_in:
         Where ``launch`` (with ``open``, ``feed`` and ``close``: one thread per device) and ``collect`` run.
     policy:
@@ -96,7 +97,7 @@ class OrchestratorConfig:
         different sizes. Each step gets the smallest class that it fits in.
     build_timeout_s, collect_timeout_s:
         Longest time of one ``build`` or ``collect`` off the loop; past it the step fails and its buffer is
-        quarantined. None: no limit.
+        quarantined, or its worker process killed and replaced. None: no limit.
     max_quarantined:
         How many quarantined buffers are replaced before the pipeline fails.
     strict_alloc:
@@ -173,8 +174,9 @@ class OrchestratorConfig:
             if limit is not None:
                 check_seconds(f"{hook}_timeout_s", limit)
                 if getattr(self, f"{hook}_in") == "inline":
+                    places = "'thread' or 'process'" if hook == "build" else "'thread'"
                     raise ConfigurationError(
-                        f"{hook}_timeout_s={limit} needs {hook}_in='thread': an inline hook cannot be interrupted"
+                        f"{hook}_timeout_s={limit} needs {hook}_in={places}: an inline hook cannot be interrupted"
                     )
         self._check_slot_classes()
 

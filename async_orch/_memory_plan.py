@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from async_orch._allocation import give_back, touched
 from async_orch._config import OrchestratorConfig
 from async_orch._delta import Shadow
 from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
-from async_orch._slot import SlotMemory, SlotSizes, Staging
-from async_orch.abc import Backend, Buffer, Fence
+from async_orch._slot import SlotMemory, SlotSizes
+from async_orch._staging import Staging, new_staging
+from async_orch.abc import Backend, Fence
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class MemoryPlan:
         self.has_memory = has_memory
         self.naive = config.mode == "naive" and has_memory
         self.grows = config.grow == "high_water"
+        self._shares_staging = config.build_in == "process"
         self.delta = config.upload == "delta" and has_memory and not self.naive
         self.step_path_allocs = 0
         self._fifo = backend.reuse_order == "fifo"
@@ -81,7 +82,7 @@ class MemoryPlan:
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
         for i in range(self._staging_count):
-            staging = Staging(self._new_staging_buffer(f"staging{i}"), [])
+            staging = self._new_staging(f"staging{i}")
             self.staging.add(staging)
             self._make_views(staging)
         total = sum(len(c.memories) for c in self.classes)
@@ -113,6 +114,9 @@ class MemoryPlan:
             )
 
     def _make_views(self, staging: Staging) -> None:
+        if staging.shared is not None:
+            staging.views[:] = [staging] * len(self.runtimes)  # the workers make views of it; none is needed here
+            return
         array = staging.buffer.array
         staging.views[:] = [image_view(r.program, array) if r.image_nbytes else array[:0] for r in self.runtimes]
 
@@ -185,19 +189,19 @@ class MemoryPlan:
             return
         before, self.image_nbytes = self.image_nbytes, max(self.image_nbytes, nbytes)
         try:
-            buffer = self._new_staging_buffer("staging")
+            larger = self._new_staging("staging")
         except BaseException:
             self.image_nbytes = before  # what did not fit is not what later steps are to be given
             raise
-        old, staging.buffer = staging.buffer, buffer
+        old_nbytes = staging.buffer.nbytes
+        staging.take_over(larger)
         self._make_views(staging)
         step.cold_reason = "slot_grown"
-        emit("info", "ring.grown", ring="staging", seq=step.seq, before=old.nbytes, after=buffer.nbytes)
-        give_back(old)
+        emit("info", "ring.grown", ring="staging", seq=step.seq, before=old_nbytes, after=self.image_nbytes)
 
     def replace_staging(self) -> None:
         """A quarantined staging buffer is followed by a new one."""
-        staging = Staging(self._new_staging_buffer("staging"), [])
+        staging = self._new_staging("staging")
         self._make_views(staging)
         self.staging.add(staging)
 
@@ -216,8 +220,8 @@ class MemoryPlan:
         slot_class.memories.append(memory)
         ring.add(memory)
 
-    def _new_staging_buffer(self, name: str) -> Buffer:
-        return touched(self._backend, self._backend.alloc_host(self.image_nbytes, name=name))
+    def _new_staging(self, name: str) -> Staging:
+        return new_staging(self._backend, self.image_nbytes, name, shared=self._shares_staging)
 
     # -- counts --------------------------------------------------------------------------------------------
 
@@ -241,7 +245,7 @@ class MemoryPlan:
         """Free what nobody may still touch: leased and quarantined buffers stay mapped."""
         for i, staging in enumerate(self.staging.items):
             if self.staging.is_free(i):
-                give_back(staging.buffer)
+                staging.free()
         for slot_class in self.classes:
             for i, memory in enumerate(slot_class.memories):
                 if slot_class.ring.is_free(i):

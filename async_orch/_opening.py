@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from async_orch import logs
 from async_orch._annotate import Marker, annotate, load_marker
@@ -26,6 +26,7 @@ from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
+from async_orch._process_boot import refuse_in_worker
 from async_orch._program import ProgramRuntime, StepProgram
 from async_orch._records import RecordMaker, RecordWriter
 from async_orch._registry import open_backend
@@ -35,6 +36,9 @@ from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
 from async_orch.exceptions import OrchError
+
+if TYPE_CHECKING:
+    from async_orch._process_wire import Hello
 
 __all__ = ["Opened"]
 
@@ -68,13 +72,20 @@ class Opened:
         self.runtimes: dict[str, ProgramRuntime] = {}
         self.plain: ProgramRuntime | None = None
         """The only program, if its steps are alike: what a submit without arguments means."""
+        self._portable: Hello | None = None
+        """The programs as worker processes get them: as they were before their first ``open``."""
         self.reopening = asyncio.Lock()
         self._outer = AsyncExitStack()
         self._inner = AsyncExitStack()
         self._hook_done: asyncio.Future[None] | None = None
 
     async def open(self, backend: str | Backend) -> None:
-        """Open backend, log, rings and programs, in this order; all or nothing."""
+        """Open backend, log, rings, workers and programs, in this order; all or nothing."""
+        refuse_in_worker()
+        if self.config.build_in == "process":
+            from async_orch._process_programs import portable_programs  # noqa: PLC0415 - slow to import
+
+            self._portable = portable_programs(self.programs)
         try:
             await self._open_outer(backend)
             await self.open_inner()
@@ -143,6 +154,8 @@ class Opened:
             annotate(self.pipeline, self._marker)
         self.pipeline.failure = loss
         inner.callback(self.pipeline.stop)
+        if self.pipeline.build.workers is not None:
+            await self.pipeline.build.workers.open(self._portable)
         for runtime in runtimes:
             program = runtime.program
             inner.push_async_callback(self.on_device_thread, program.close)
@@ -249,7 +262,9 @@ class Opened:
                     step.recorded = True
                     if self.writer is not None:
                         self.writer.put(step)
-            for pool in (pipeline.build.pool, pipeline.h2d.pool, pipeline.retire.pool):
+            if pipeline.build.workers is not None:
+                self.threads_abandoned += await pipeline.build.workers.close(JOIN_TIMEOUT_S)
+            for pool in (pipeline.h2d.pool, pipeline.retire.pool):
                 if pool is not None:
                     pool.stop()
                     self.threads_abandoned += pool.join(JOIN_TIMEOUT_S)

@@ -64,6 +64,10 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
 
         Returns the bytes used, None for all. Runs ahead of the device, so it must not need an earlier step's
         result. The view may not be used after the return.
+
+        With ``build_in="process"`` it is called on a copy of the program, unpickled in a worker process as it was
+        before `open`: what the other hooks change is not seen here, and no device is at hand. What cannot be pickled
+        is left out by ``__getstate__``, or ``__reduce__`` says how to make the program.
         """
         raise ConfigurationError(f"{type(self).__name__} has an image but does not define build()")
 

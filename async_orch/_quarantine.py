@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from async_orch._ring import Lease
-from async_orch._slot import Slot, Staging
+from async_orch._slot import Slot
+from async_orch._staging import Staging
 from async_orch.exceptions import OrchError, PipelineFailed
 
 if TYPE_CHECKING:

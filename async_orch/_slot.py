@@ -1,4 +1,4 @@
-"""The memory of a step: what a slot and a staging buffer are made of, and how `launch` sees a slot."""
+"""The device memory of a step: what a slot is made of, and how `launch` sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from async_orch._ring import Lease
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, MisuseError, StaleLease
 
-__all__ = ["Slot", "SlotMemory", "SlotSizes", "Staging"]
+__all__ = ["Slot", "SlotMemory", "SlotSizes"]
 
 
 class SlotSizes(NamedTuple):
@@ -131,16 +131,6 @@ class SlotMemory:
             if buffer is not None:
                 give_back(buffer)
                 setattr(self, part, None)
-
-
-class Staging:
-    """One host buffer that images are built in, and its typed view for each program."""
-
-    __slots__ = ("buffer", "views")
-
-    def __init__(self, buffer: Buffer, views: list[object]) -> None:
-        self.buffer = buffer
-        self.views = views
 
 
 class Slot(Lease[SlotMemory], eq=False):

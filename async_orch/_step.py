@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
     from async_orch._program import ProgramRuntime
     from async_orch._ring import Lease
-    from async_orch._slot import Slot, SlotSizes, Staging
+    from async_orch._slot import Slot, SlotSizes
+    from async_orch._staging import Staging
     from async_orch.abc import Fence
 
 __all__ = ["Extras", "Step"]

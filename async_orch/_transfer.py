@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from async_orch._ring import Lease
-from async_orch._slot import Slot, Staging
+from async_orch._slot import Slot
 from async_orch._stage import Stage
+from async_orch._staging import Staging
 from async_orch._step import ACQUIRED, BUILT, Step
 from async_orch._uploads import DeltaUploads
 from async_orch.abc import Fence

@@ -264,6 +264,15 @@ class Backend(ABC):
     def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
         """Allocate (pinned) host memory, zeroed. Raises `OutOfDeviceMemory`."""
 
+    def register_host(self, array: ByteArray, *, name: str = "") -> Buffer | None:
+        """Make memory that somebody else allocated, and has touched, one of the device's host buffers, without a copy.
+
+        The engine asks for it with the shared memory that worker processes build images in. A backend that needs
+        page-locked memory locks it here. None, the default, means that this backend cannot: then each image is copied
+        to a buffer from `alloc_host`. `Buffer.free` undoes the registration and leaves the memory to its owner.
+        """
+        return None
+
     @abstractmethod
     def touch(self, buffer: Buffer) -> None:
         """Make a fresh buffer resident, blocking, so that no first-use cost falls on a step."""

@@ -27,10 +27,12 @@ __all__ = [
     "OutOfDeviceMemory",
     "OutputEscaped",
     "PipelineFailed",
+    "RemoteError",
     "StaleLease",
     "StepCancelled",
     "StepError",
     "StepTimeout",
+    "WorkerDied",
 ]
 
 
@@ -94,6 +96,17 @@ class ImageCorrupt(OrchError, ValueError):
     """The device side refused an image: a field is out of its bounds."""
 
 
+class RemoteError(OrchError):
+    """Stands for an exception of a worker process that could not be brought over, because it cannot be pickled.
+
+    ``type_name`` is the module and name of its type. A note holds the traceback.
+    """
+
+    def __init__(self, message: str, *, type_name: str) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+
+
 class StepError(OrchError):
     """A step did not give a result.
 
@@ -119,6 +132,24 @@ class StepError(OrchError):
 
 class BuildError(StepError):
     """``build`` raised, or returned a size that is no size."""
+
+
+class WorkerDied(BuildError):
+    """The worker process that built the step ended before it answered: killed, out of memory, or crashed.
+
+    Attributes
+    ----------
+    pid:
+        Its process id.
+    exit_code:
+        As of `subprocess.Popen.returncode`: the exit status, or minus the number of the signal that killed it. None if
+        the status could not be had.
+    """
+
+    def __init__(self, message: str, *, stage: str, step_id: object, seq: int, pid: int, exit_code: int | None) -> None:
+        super().__init__(message, stage=stage, step_id=step_id, seq=seq)
+        self.pid = pid
+        self.exit_code = exit_code
 
 
 class CopyError(StepError):

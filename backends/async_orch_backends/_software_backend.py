@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
+from async_orch.abc import Backend, Buffer, ByteArray, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory
 
 from ._device_state import DeviceState
@@ -73,13 +73,21 @@ class SoftwareBackend(Backend):
     def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
         return self._map(nbytes, name, is_host=True)
 
+    def register_host(self, array: ByteArray, *, name: str = "") -> Buffer | None:
+        self._device.check_open()
+        return self._keep(array, name, is_host=True)
+
     def _map(self, nbytes: int, name: str, *, is_host: bool) -> SoftwareBuffer:
         self._device.check_open()
-        array = map_memory(nbytes, huge_pages=self._huge_pages and not is_host, name=name)
+        return self._keep(
+            map_memory(nbytes, huge_pages=self._huge_pages and not is_host, name=name), name, is_host=is_host
+        )
+
+    def _keep(self, array: ByteArray, name: str, *, is_host: bool) -> SoftwareBuffer:
         buffer = SoftwareBuffer(array, name=name, is_host=is_host, on_free=self._freed)
         self._buffers.add(buffer)
         if not is_host:
-            self._allocated_nbytes += nbytes
+            self._allocated_nbytes += buffer.nbytes
         return buffer
 
     def _freed(self, buffer: SoftwareBuffer) -> None:

@@ -116,9 +116,9 @@ async def test_cancelled_builds_do_not_pile_up_behind_a_stuck_worker() -> None:
     async with Orchestrator(program, "sim:instant", build_in="thread", drain_timeout_s=5) as orch:
         for i in range(50):
             (await orch.submit(i)).cancel()
-        pool = orch._pipeline().build.pool
-        assert pool is not None
-        assert pool.busy <= orch._pipeline().build.limit
+        workers = orch._pipeline().build.workers
+        assert workers is not None
+        assert workers.pool.busy <= orch._pipeline().build.limit
         program.release.set()
         await orch.run(1)
     assert_balanced(orch)

@@ -14,7 +14,7 @@ MISSING = [
     ("opencl", "pyopencl", r"pip install 'async-orch\[opencl\]'"),
     ("torch", "torch", r"pip install 'async-orch\[torch\]'"),
     ("ascend", "acl", "install the CANN toolkit"),
-    ("cuda", "cuda", r"pip install 'async-orch\[cuda13\]'"),
+    ("cuda", "cuda.core", r"pip install 'async-orch\[cuda13\]'"),
 ]
 
 

@@ -1,0 +1,83 @@
+"""Exceptions on their way out of a worker process: type, message and traceback come along."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from typing import Any
+
+import msgspec
+
+from async_orch.exceptions import RemoteError
+
+__all__ = ["CallersUnpickler", "Failure", "describe", "revive", "unpickle"]
+
+TRACEBACK_CHARACTERS = 32_768
+"""Of a longer traceback the beginning and the end are kept."""
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """An exception in a form that always arrives; ``pickled`` is empty where it could not be pickled and read back."""
+
+    pickled: bytes
+    type_name: str
+    text: str
+    traceback: str
+
+
+class CallersUnpickler(pickle.Unpickler):
+    """Finds classes of the module that the caller runs, which in a worker has another name.
+
+    There it is ``__mp_main__``, as in the workers of `multiprocessing`, since its ``__main__`` guard must not hold.
+    """
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return super().find_class("__main__" if module == "__mp_main__" else module, name)
+
+
+def unpickle(data: bytes) -> Any:
+    """Read what a worker pickled."""
+    return CallersUnpickler(io.BytesIO(data)).load()
+
+
+def describe(error: BaseException) -> Failure:
+    """In the worker: put an exception in a form that arrives."""
+    kind = type(error)
+    try:
+        pickled = pickle.dumps(error)
+        if type(pickle.loads(pickled)) is not kind:  # noqa: S301 - our own bytes
+            pickled = b""
+    except Exception:  # noqa: BLE001 - the caller's class decides what goes wrong here; its words are sent instead
+        pickled = b""
+    try:
+        text = str(error)
+    except Exception as exc:  # noqa: BLE001 - as above
+        text = f"its text cannot be had: {type(exc).__name__}"
+    story = "".join(traceback.format_exception(error)).rstrip()
+    if len(story) > TRACEBACK_CHARACTERS:
+        half = TRACEBACK_CHARACTERS // 2
+        story = f"{story[:half]}\n  ... {len(story) - 2 * half} characters left out ...\n{story[-half:]}"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    # Half surrogates, which the wire does not take, may stand in any text.
+    words = (_encodable(each) for each in (module + kind.__qualname__, text, story))
+    return Failure(pickled, *words)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def revive(failure: Failure, pid: int) -> BaseException:
+    """In the caller's process: the exception, or a `RemoteError` in its place; a note says where it was raised."""
+    error: BaseException | None = None
+    why = "it cannot be pickled"
+    if failure.pickled:
+        try:
+            error = unpickle(failure.pickled)
+        except Exception as exc:  # noqa: BLE001 - an exception that this process cannot read must not hide the failure
+            why = f"it cannot be read here: {type(exc).__name__}: {exc}"
+    if not isinstance(error, BaseException):
+        error = RemoteError(f"{failure.type_name}: {failure.text} ({why})", type_name=failure.type_name)
+    error.add_note(f"raised in worker process {pid}:\n{failure.traceback}")
+    return error

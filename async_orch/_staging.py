@@ -1,0 +1,75 @@
+"""Staging buffers: allocated by the backend, or in memory that worker processes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from async_orch._allocation import give_back, touched
+from async_orch.abc import Backend, Buffer, ByteArray
+
+if TYPE_CHECKING:
+    from async_orch._shared_memory import SharedMemory
+
+__all__ = ["Staging", "new_staging"]
+
+
+class Staging:
+    """One host buffer that images are built in, and its typed view for each program.
+
+    Attributes
+    ----------
+    buffer:
+        What the copy stream copies from.
+    views:
+        One for each program, over the memory that images are built in.
+    shared:
+        That memory, if worker processes build there.
+    copied:
+        Whether ``buffer`` is memory of its own, to which each image must be copied from ``shared``.
+    """
+
+    __slots__ = ("buffer", "copied", "shared", "views")
+
+    def __init__(self, buffer: Buffer, shared: SharedMemory | None = None, *, copied: bool = False) -> None:
+        self.buffer = buffer
+        self.views: list[object] = []
+        self.shared = shared
+        self.copied = copied
+
+    @property
+    def image(self) -> ByteArray:
+        """The memory that images are built in."""
+        return self.buffer.array if self.shared is None else self.shared.array
+
+    def take_over(self, other: Staging) -> None:
+        """Free the memory and have that of ``other`` instead; the caller makes new views."""
+        self.free()
+        self.buffer, self.shared, self.copied = other.buffer, other.shared, other.copied
+
+    def free(self) -> None:
+        """Give the memory back. Nobody uses it any more."""
+        self.views.clear()
+        give_back(self.buffer)
+        if self.shared is not None:
+            self.shared.close()
+
+
+def new_staging(backend: Backend, nbytes: int, name: str, *, shared: bool) -> Staging:
+    """Allocate and touch a staging buffer, all or nothing. Raises `OutOfDeviceMemory`.
+
+    With ``shared`` its images are built in shared memory, which the backend copies from if it can; else it allocates a
+    buffer of its own as well.
+    """
+    if not shared:
+        return Staging(touched(backend, backend.alloc_host(nbytes, name=name)))
+    from async_orch._shared_memory import SharedMemory  # noqa: PLC0415 - not to be had on every system
+
+    memory = SharedMemory(nbytes, name)
+    try:
+        buffer = backend.register_host(memory.array, name=name)
+        if buffer is not None:
+            return Staging(buffer, memory)
+        return Staging(touched(backend, backend.alloc_host(nbytes, name=name)), memory, copied=True)
+    except BaseException:
+        memory.close()
+        raise
