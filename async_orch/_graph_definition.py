@@ -88,6 +88,8 @@ class Definition:
         Its place among the builder's Definitions.
     numbers:
         Positions of the parameters that are numbers.
+    depth:
+        1, or one more than that of the deepest Definition that it replays.
     uses:
         Numbers of the Definitions that this one replays, directly or not.
     """
@@ -101,6 +103,7 @@ class Definition:
     fingerprint: int
     accesses: tuple[Access, ...]
     number: int
+    depth: int
     uses: frozenset[int]
     names: tuple[str, ...]
     numbers: tuple[int, ...]

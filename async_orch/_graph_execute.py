@@ -13,7 +13,7 @@ from async_orch._graph_expand import Flat, expand, writable_args
 from async_orch._graph_format import DTYPES, KIND_FLOAT, KIND_TENSOR, OPERAND, Bytes, structure_mask
 from async_orch._graph_header import Pools, read_pools
 from async_orch._graph_kernels import Kernel, KernelTable
-from async_orch._graph_load import Loaded, load, read_resident
+from async_orch._graph_load import Loaded, load, read_definitions
 from async_orch.exceptions import ImageCorrupt
 
 __all__ = ["Executor", "execute"]
@@ -84,7 +84,7 @@ class Executor:
     def _plan(self, pools: Pools, sizes: list[int], definitions: Bytes | None) -> _Plan:
         """The kept plan if the image is the graph that it was made from, else a new one."""
         key = (pools.table, len(self._table), pools.sections, *sizes[1:])
-        contents = read_resident(pools, definitions)
+        contents = read_definitions(pools, definitions)
         plan = self._plans.pop(key, None)
         if plan is None or not plan.holds_for(pools.content, contents):
             plan = _Plan(load(pools, contents, np.array(sizes, np.int64), self._table), contents, pools, self._table)

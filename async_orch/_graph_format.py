@@ -30,6 +30,7 @@ __all__ = [
     "KIND_PARAMETER",
     "KIND_TENSOR",
     "MAGIC",
+    "MAX_DEPTH",
     "MAX_EXPANDED",
     "MAX_NBYTES",
     "MAX_NDIM",
@@ -79,6 +80,9 @@ TASK_GRAPH: Final = 1
 
 WHERE_CARRIED: Final = 0
 WHERE_RESIDENT: Final = 1
+
+MAX_DEPTH: Final = 64
+"""Most Definitions inside each other."""
 
 MAX_EXPANDED: Final = 1 << 22
 """Most tasks, arguments and operands, together, of a graph with all replays expanded."""

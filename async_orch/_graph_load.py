@@ -13,6 +13,7 @@ from async_orch._graph_format import (
     HEADER_NBYTES,
     KIND_PARAMETER,
     KIND_TENSOR,
+    MAX_DEPTH,
     OPERAND,
     WHERE_CARRIED,
     WHERE_RESIDENT,
@@ -24,7 +25,7 @@ from async_orch._graph_header import Pools, read_pools
 from async_orch._graph_kernels import KernelTable
 from async_orch.exceptions import ImageCorrupt
 
-__all__ = ["Loaded", "load", "read_resident"]
+__all__ = ["Loaded", "load", "read_definitions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Loaded:
     children: tuple[tuple[int, ...], ...]
 
 
-def read_resident(pools: Pools, resident: Bytes | None) -> list[Bytes]:
+def read_definitions(pools: Pools, resident: Bytes | None) -> list[Bytes]:
     """Private copies of the bytes of every Definition that the image names, carried or resident."""
     copies: list[Bytes] = []
     records: list[tuple[int, int, int, int, int]] = pools.definitions.tolist()
@@ -86,6 +87,7 @@ def load(pools: Pools, contents: list[Bytes], sizes: Ints, table: KernelTable) -
     known: dict[int, int] = {}
     checked: list[CheckedPools] = []
     names: list[str] = []
+    depths: list[int] = []
     children: list[tuple[int, ...]] = []
     nowhere = np.zeros(sizes.size, np.int64)
     own_ends = sizes.copy()
@@ -108,6 +110,9 @@ def load(pools: Pools, contents: list[Bytes], sizes: Ints, table: KernelTable) -
                     "before it in the image"
                 )
         own = tuple(known[used] for used in uses)
+        depths.append(1 + max([depths[place] for place in own], default=0))
+        if depths[-1] > MAX_DEPTH:
+            raise ImageCorrupt(f"{one[1].what}: is nested {depths[-1]} deep, must be at most {MAX_DEPTH}")
         _check_bindings(one[0], [checked[place] for place in own])
         known[stored] = position
         checked.append(one[0])

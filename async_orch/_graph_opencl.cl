@@ -111,7 +111,7 @@ bool header_is_good(global const uchar *image, ulong memory_nbytes, local int *s
             const ulong offset = longs[8 + 2 * i], count = longs[9 + 2 * i];
             if (i >= N_SECTIONS) {
                 if (offset | count) {
-                    refuse(status, BAD_SECTION, i, offset | count);
+                    refuse(status, BAD_DEFINITIONS, i, offset | count);
                     return false;
                 }
             } else if (offset % 64 || offset < end || offset > nbytes) {

@@ -29,13 +29,15 @@ _REASONS: Final = {
     "BAD_TABLE": "image header: kernel table is {bits:#018x}, the device's is another; register the same kernels in "
     "the same order on both sides",
     "BAD_SECTION": "image header: the offset of pool {place} is {value}; a pool begins at a multiple of 64 behind the "
-    "one before, within the image, and pools of recorded graphs do not run on this device",
+    "one before, within the image",
+    "BAD_DEFINITIONS": "image header: it has Definitions, and replays do not run on this device; write the tasks out "
+    "with GraphBuilder.inline",
     "BAD_COUNT": "image header: pool {place} has {value} records, which do not fit the image or the device's regions",
     "BAD_CHECKSUM": "image header: checksum is {bits:#010x}, the bytes give another",
     "BAD_REGION_NAME": "image: regions.name[{place}] is not the device's region of that number",
     "BAD_REGION_NBYTES": "image: regions.nbytes[{place}] is {value}, more than the device's memory of that region",
-    "BAD_TASK_KIND": "image: tasks.kind[{place}] is {value}, must be 0 (a kernel call); recorded graphs do not run on "
-    "this device",
+    "BAD_TASK_KIND": "image: tasks.kind[{place}] is {value}, must be 0 (a kernel call); replays do not run on this "
+    "device",
     "BAD_TASK_FLAGS": "image: tasks.flags[{place}] is {value}, must be 0",
     "BAD_KERNEL": "image: tasks.kernel[{place}] is {value}, not a kernel of the table",
     "BAD_FANIN_START": "image: tasks.fanin_start[{place}] is {value}, must be where the range before ends, in the pool",
@@ -78,8 +80,9 @@ class OpenCLDispatcher:
     verify_checksum:
         Compare the image's CRC-32 as well, by one lane. All else is checked in any case.
 
-    The image's tasks run in the order in which they are listed, so each may depend on earlier ones only; recorded
-    graphs are refused. The device needs 64-bit floats (``cl_khr_fp64``). To build and launch it::
+    The image's tasks run in the order in which they are listed, so each may depend on earlier ones only; replays of
+    Definitions are refused: write them out with `GraphBuilder.inline`. The device needs 64-bit floats
+    (``cl_khr_fp64``). To build and launch it::
 
         dispatcher = OpenCLDispatcher(table, ("workspace", "output"), OPERATIONS)
         program = pyopencl.Program(stream.context, dispatcher.source).build()

@@ -72,7 +72,7 @@ class OperandRows:
         self._renumbered = np.zeros(n_rows, np.int64)
         self._tensors: dict[tuple[str, int, tuple[int, ...], np.dtype[Any]], Operand] = {}
         self.scalars: dict[tuple[type, Number], Operand] = {}
-        self.signatures: dict[int, int] = {}
+        self.signatures: dict[object, int] = {}
         self._step_operands: list[Operand] = []
         self._signature_ids: dict[tuple[int, int, tuple[int, ...], int], int] = {}
         self._n_fixed = 0

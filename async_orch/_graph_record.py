@@ -19,6 +19,7 @@ from async_orch._graph_format import (
     KIND_FLOAT,
     KIND_INT,
     KIND_TENSOR,
+    MAX_DEPTH,
     OPERAND,
     SECTION_NBYTES,
     TASK_GRAPH,
@@ -28,7 +29,7 @@ from async_orch._graph_infer import Access, Derivation, Range, merged, refuse_ov
 from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import Operand, OperandRows, tensor_type
 from async_orch._graph_write import lay_out, seal, words
-from async_orch.exceptions import GraphError
+from async_orch.exceptions import GraphError, GraphOverflow
 
 __all__ = ["Recorder", "in_order"]
 
@@ -179,6 +180,12 @@ class Recorder:
         name = np.frombuffer(self._encoded_name, np.uint8)
         parameters = b"".join(parameter_record(one) for one in self._parameters.values())
         numbers = list(self._uses)
+        depth = 1 + max([self._definitions.items[number].depth for number in numbers], default=0)
+        if depth > MAX_DEPTH:
+            raise GraphOverflow(
+                f"nesting: {depth - 1} used, {MAX_DEPTH} available, 1 more requested by {self._name!r}; replay fewer "
+                "Definitions inside each other"
+            )
         uses = np.zeros(len(numbers), DEFINITION)
         uses["fingerprint"] = [self._definitions.items[number].fingerprint for number in numbers]
         tasks, fanin = words(self._tasks, 6), np.array(self._fanin, FANIN)
@@ -212,6 +219,7 @@ class Recorder:
             fingerprint=fingerprint(content),
             accesses=self._accesses(),
             number=len(self._definitions.items),
+            depth=depth,
             uses=frozenset(numbers).union(*(self._definitions.items[number].uses for number in numbers)),
             names=tuple(self._parameters),
             numbers=tuple(one.position for one in declared if one.kind != KIND_TENSOR),

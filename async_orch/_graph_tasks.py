@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from async_orch._graph_format import ARG, HEADER_NBYTES, TASK
-from async_orch._graph_operands import Operand
 from async_orch._graph_pool import IntPool
 from async_orch._graph_refuse import refuse_overflow
 from async_orch.exceptions import GraphError
@@ -45,8 +45,8 @@ class TaskPools:
         self.n_expanded = 0
         self.user_end = HEADER_NBYTES
 
-    def append(self, kind: int, number: int, name: str, operands: Sequence[Operand], after: int | Sequence[int]) -> int:
-        """Add a task whose arguments are in order; refuses wrong producers, and what does not fit."""
+    def append(self, kind: int, number: int, name: str, operands: Sequence[Any], after: int | Sequence[int]) -> int:
+        """Add a task whose arguments are handles, in order; refuses wrong producers, and what does not fit."""
         task_id = self.n_tasks
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
         for producer in producers:

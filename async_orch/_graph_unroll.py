@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from async_orch._graph_check import CheckedPools, region_names
+from async_orch._graph_expand import expand
 from async_orch._graph_format import DTYPES, KIND_FLOAT, KIND_INT, KIND_PARAMETER, Bytes
 from async_orch._graph_header import read_pools
 from async_orch._graph_kernels import KernelTable
-from async_orch._graph_load import Loaded, load, read_resident
+from async_orch._graph_load import Loaded, load, read_definitions
 
 __all__ = ["TensorPlace", "UnrolledTask", "unroll"]
 
@@ -48,7 +49,8 @@ def unroll(image: Bytes, table: KernelTable, *, definitions: Bytes | None = None
     pools = read_pools(image)
     regions = [name.decode("utf-8", "replace") for name in region_names(pools)]
     sizes = np.array(pools.regions["nbytes"], np.int64)
-    loaded = load(pools, read_resident(pools, definitions), sizes, table)
+    loaded = load(pools, read_definitions(pools, definitions), sizes, table)
+    expand(loaded)  # refuses what would grow beyond the device's limit
     calls: list[UnrolledTask] = []
     _add(calls, loaded, table, regions, len(loaded.definitions), [], frozenset(), -1)
     return calls

@@ -9,6 +9,7 @@ It holds what the engine does, one rule each:
   share the event loop's thread; retirement goes first, a build last.
 - Slots are granted in order. Copies follow each other on the copy stream, kernels and the output's copy on the compute
   stream, behind their own image's copy.
+- A copy and a kernel begin some time after what they wait for: the stream's own time to notice, as measured.
 - A slot and a place in flight come back when retire ends. The loop notices an event, and a build
   thread its job, ``wake_ns`` after it.
 - In the serial modes a build begins when nothing else is under way.
@@ -46,7 +47,10 @@ class Setting:
 
 
 class StepCost(NamedTuple):
-    """What a step costs, in ns: on the loop's thread (build, when inline; alloc, launch, retire) and on the device."""
+    """What a step costs, in ns: on the loop's thread (build, when inline; alloc, launch, retire) and on the device.
+
+    ``copy_delay`` and ``start_delay`` are how long its copy and its kernels begin after nothing holds them any more.
+    """
 
     build: int
     alloc: int
@@ -55,6 +59,8 @@ class StepCost(NamedTuple):
     device: int
     d2h: int
     retire: int
+    copy_delay: int = 0
+    start_delay: int = 0
 
 
 @dataclass(slots=True)
@@ -144,14 +150,14 @@ class _Pipeline:
             if setting.mode == "naive":
                 self._work(cost.alloc)
             copy = round(cost.copy * setting.copy_x)
-            copy_end = max(self.now, self.copy_free) + copy
+            copy_end = max(self.now, self.copy_free) + cost.copy_delay + copy
             self.copy_free = copy_end
             outcome.copy_busy += copy
             heapq.heappush(self.staging_back, copy_end)
             self._wake_at(copy_end)
             self._work(self.handover_ns)
             device = round(cost.device * setting.device_x)
-            start = max(self.now, copy_end, self.compute_free)
+            start = max(self.now, copy_end, self.compute_free) + cost.start_delay
             self._work(cost.launch)
             outcome.device_start[step], outcome.device_end[step] = start, start + device
             self.compute_free = start + device + cost.d2h

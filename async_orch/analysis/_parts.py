@@ -35,15 +35,6 @@ _MAX_PARTS: Final = 512  # their numbers fit a pipe at once
 _MAX_PROCESSES: Final = 4
 _TICKET_NBYTES: Final = 2
 _LENGTH_NBYTES: Final = 8
-_PACKAGE: Final = Path(__file__).parent.parent
-# The package's own __init__ imports the engine, which takes longer than reading the first part and is not needed.
-_START: Final = """\
-import sys, types
-package = sys.modules["async_orch"] = types.ModuleType("async_orch")
-package.__path__ = [sys.argv[1]]
-from async_orch.analysis._worker import main
-raise SystemExit(main(sys.argv[2:]))
-"""
 
 
 class Part(NamedTuple):
@@ -118,7 +109,7 @@ def divided(path: Path) -> Iterator[Division]:
             pipe.write(b"".join(number.to_bytes(_TICKET_NBYTES, "little") for number in range(len(parts))))
         children = []
         for _ in range(min(cores(), _MAX_PROCESSES) - 1):
-            command = [sys.executable, "-c", _START, os.fspath(_PACKAGE), os.fspath(path)]
+            command = [sys.executable, "-m", "async_orch.analysis._worker", os.fspath(path)]
             command += [f"{part.start}-{part.end}" for part in parts]
             child = subprocess.Popen(  # noqa: S603 - this interpreter and our own module
                 command, stdin=tickets, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -9,6 +9,7 @@ from typing import Any, Final, cast, get_args
 
 import numpy as np
 
+from async_orch.analysis._clock import host_clock
 from async_orch.analysis._columns import Rows, StepRows
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._model import Mode, Outcome, Setting, StepCost, simulate
@@ -133,7 +134,35 @@ def _costs(run: StepFrame) -> tuple[list[StepCost], Rows]:
     kept = run.take(np.flatnonzero(whole)[:_MAX_STEPS])
     names = ("build_ns", "alloc_ns", "h2d_ns", "launch_ns", "device_ns", "d2h_ns", "retire_ns")
     columns = [np.where((values := kept.column(name)) == MISSING, 0, values).tolist() for name in names]
+    columns += [_copy_delay(kept).tolist(), _start_delay(kept).tolist()]
     return [StepCost(*step) for step in zip(*columns, strict=True)], rows
+
+
+def _copy_delay(run: StepFrame) -> Column:
+    """How long the copy of each step began after it had its slot and the copy before was over; see `_start_delay`."""
+    names = ("acquire_start_ns", "acquire_wait_ns", "h2d_start_ns", "h2d_ns")
+    acquire, wait, start, length = (run.column(name) for name in names)
+    known = host_clock(run)
+    for values in (acquire, wait, start, length):
+        known = known & (values != MISSING)
+    end = np.maximum.accumulate(np.where(known, start + length, 0))
+    held_until = np.maximum(acquire + wait, np.concatenate([[0], end[:-1]]))
+    return np.where(known, np.maximum(start - held_until, 0), 0)
+
+
+def _start_delay(run: StepFrame) -> Column:
+    """How long the kernels of each step began after nothing held them any more: the stream's own time to notice.
+
+    They are held by their launch, their image's copy, and the step before with its output copy. 0 where the device's
+    times are not on the host's clock.
+    """
+    names = ("device_start_ns", "launch_start_ns", "h2d_start_ns", "h2d_ns", "bubble_ns")
+    start, launch, copy_start, copy, bubble = (run.column(name) for name in names)
+    known = host_clock(run)
+    for values in (start, launch, copy_start, copy, bubble):
+        known = known & (values != MISSING)
+    held_until = np.maximum(np.maximum(launch, copy_start + copy), start - bubble)
+    return np.where(known, np.maximum(start - held_until, 0), 0)
 
 
 def _as_run(opened: dict[str, Any]) -> Setting:

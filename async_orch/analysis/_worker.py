@@ -1,4 +1,4 @@
-"""What a child of `async_orch.analysis._parts` does, with the arguments ``FILE START-END...``: it reads parts of a log.
+"""``python -m async_orch.analysis._worker FILE START-END...``: reads parts of a log for `async_orch.analysis._parts`.
 
 The numbers of the parts to read come from standard input, what is in them goes to standard output.
 """
@@ -26,3 +26,7 @@ def main(arguments: list[str]) -> int:
     for number, scanner in read:
         scanner.send_part(sys.stdout.buffer, number)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -134,7 +134,7 @@ def conformance_suite(
         Makes the event loop of a test; `VirtualClockLoop` for a backend in virtual time.
 
     Covered: order within a stream and across streams, fences, failures and their limits, memory and its limits,
-    closing with work in flight, use after close, fork, adopted streams, and orchestrators that drive the device.
+    closing with work in flight, use after close, reset, fork, adopted streams, and orchestrators that drive the device.
     Needs pytest.
     """
     import pytest  # noqa: PLC0415 - needed by those only who run the suite

@@ -17,7 +17,7 @@ __all__ = ["ClosingTests"]
 
 
 class ClosingTests(Suite):
-    """Close with work in flight, use after close, fork, and adopted streams."""
+    """Close with work in flight, use after close, reset, fork, and adopted streams."""
 
     def test_a_closed_stream_refuses_everything(self, device: OpenDevice) -> None:
         """Every use after close raises a DeviceError; closing again does nothing."""
@@ -82,6 +82,18 @@ class ClosingTests(Suite):
         device.backend.close()
         device.backend.close()
         assert not device.backend.reset()
+
+    def test_after_a_reset_the_device_works(self, device: OpenDevice) -> None:
+        """Where a device can be reset at all, fresh streams and memory work on it, also after work was given up."""
+        backend, kernels = device.backend, device.kernels
+        old = backend.create_stream("compute")
+        kernels.add_one(old, device.upload(b"\0"))
+        if not backend.reset():
+            pytest.skip("this device needs a new process")
+        counter, stream = device.upload(b"\0"), backend.create_stream("compute")
+        kernels.add_one(stream, counter)
+        stream.synchronize(PATIENCE_S)
+        assert device.download(counter) == b"\1"
 
     def test_closing_leaves_no_thread(self, device: OpenDevice) -> None:
         """Threads that streams had are gone, and none is counted as abandoned."""

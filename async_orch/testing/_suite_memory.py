@@ -65,6 +65,20 @@ class MemoryTests(Suite):
         stream.synchronize(PATIENCE_S)
         assert device.download(counter) == bytes([10] * 1000)
 
+    def test_an_allocation_counter_never_goes_back(self, device: OpenDevice) -> None:
+        """Where the device's allocations are counted, it is by a number that only grows; freeing takes none away."""
+        counter = device.backend.allocation_counter()
+        if counter is None:
+            pytest.skip("this device's allocations are not counted")
+        seen = [counter()]
+        for _ in range(3):
+            buffer = device.backend.alloc(2**20)
+            seen.append(counter())
+            buffer.free()
+            seen.append(counter())
+        assert all(isinstance(count, int) for count in seen)
+        assert seen == sorted(seen)
+
     def test_closing_frees_every_buffer(self, device: OpenDevice) -> None:
         """Buffers still allocated at close are freed, and nothing can be allocated or created after."""
         backend = device.backend

@@ -96,13 +96,14 @@ def compare(backend: str, steps: int, folder: Path) -> None:
                 f"{title:5} {workload:7} {setting!s:62} predicted {predicted.steps_per_s:6.1f} "
                 f"measured {actual:6.1f} ({100 * error:+5.1f} %) {predicted.critical} [{100 * own_error:+.1f} %]"
             )
-    changes = sum(before != after for before, after in itertools.pairwise(bounds))
-    within = sum(error <= 0.05 for error in errors)
+    within = [number for number, error in enumerate(errors) if error <= 0.05]
+    of_these = [rates[number] for number in within] or [1.0]
+    changes = sum(bounds[one] != bounds[other] for one, other in itertools.pairwise(within))
     print(
-        f"{title}: {within} of {len(errors)} settings within 5 %, median error "
-        f"{100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.1f} %; "
-        f"from each run's own times {sum(error <= 0.05 for error in own_errors)} within 5 %; rates span "
-        f"{max(rates) / min(rates):.1f}x; the critical resource changes {changes} times\n"
+        f"{title}: {len(within)} of {len(errors)} settings within 5 %; their rates span "
+        f"{max(of_these) / min(of_these):.1f}x and their critical resource changes {changes} times; "
+        f"median error of all {100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.1f} %; "
+        f"from each run's own times {sum(error <= 0.05 for error in own_errors)} within 5 %\n"
     )
 
 

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from async_orch.graph import unroll
-from examples.large.layer_graph import HEAD_TILES, LayerGraph, StepInputs, kernel_table
+from examples.large.layer_graph import LayerGraph, StepInputs, kernel_table
+from examples.large.layout import HEAD_TILES
 from examples.large.shape import QWEN3_14B, Shape
 
 SMALL = dataclasses.replace(QWEN3_14B, layers=3, vocab=512, capacity=64, context=32)

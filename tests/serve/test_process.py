@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +16,10 @@ from examples.qwen3.paged import PagedModel
 from examples.qwen3.paged_run import Request, generate
 from examples.qwen3.tokenizer import GrowingText, TextCodec
 from examples.serve.__main__ import main
+from tests.serve.process import started
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["Once upon a time", "There was once a clever fox", "One night there was a terrible storm", "A"]
 TOKENS = 30
-
-
-@contextlib.contextmanager
-def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``python -m examples.serve`` on a free port, and its address; ended if the body has not done so."""
-    command = [sys.executable, "-m", "examples.serve", "--port", "0", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "ASYNC_ORCH_MODE"}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving "), process.communicate()
-        yield process, line.split()[-1]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def ask(url: str, **body: Any) -> dict[str, Any]:

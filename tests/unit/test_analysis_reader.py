@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from async_orch.analysis import MAX_LINE_NBYTES, LogReader, Reading, Record, read
+from async_orch.analysis import MAX_LINE_NBYTES, LogReader, Reading, Record, read, read_frames
+from async_orch.cli import main
 from async_orch.logs import SCHEMA, HostOrch, StepRecord, encode_line, host_orch_line
 from tests.unit.step_records import REPORT_LINE, step_record
 
@@ -262,3 +264,19 @@ def test_a_line_of_the_first_schema_reads_with_the_later_fields_unknown() -> Non
     records, reading = read_bytes(line)
     assert records == [step_record(schema=1)]
     assert not reading.skipped
+
+
+def test_steps_of_both_schemas_share_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of schema 1 and 2 are read by the block alike; what only schema 2 has is shown for its steps."""
+    new = [encode_line(step_record(seq=seq, staging_copy_ns=7_000_000 + seq, delta_ns=3)) for seq in range(4)]
+    later = b',"staging_copy_ns":null,"delta_ns":null'
+    old = [encode_line(step_record(seq=seq, schema=1, run_id="run-b")).replace(later, b"") for seq in range(3)]
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(b"".join([*old, *new]))
+    frames = read_frames(log)
+    assert (frames.reading.steps, frames.reading.skipped) == (7, {})
+    assert frames.steps["staging_copy_ns"].tolist() == [None] * 3 + [7_000_000 + seq for seq in range(4)]
+    assert main(["analyze", str(log)]) == 0
+    text = capsys.readouterr().out
+    assert len(re.findall(r"^  staging copy +4 ", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"^  delta +4 ", text, re.MULTILINE)) == 1

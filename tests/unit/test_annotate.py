@@ -106,9 +106,10 @@ async def test_each_stage_of_each_step_is_a_range(profiler: Profiler, mode: Any)
     profiler.check_ended()
 
 
-async def test_ranges_reach_across_threads(profiler: Profiler) -> None:
-    """With every hook on a thread the same five ranges begin and end."""
-    options: dict[str, Any] = {"build_in": "thread", "launch_in": "thread", "collect_in": "thread"}
+@pytest.mark.parametrize("build_in", ["thread", "process"])
+async def test_ranges_reach_across_threads(profiler: Profiler, build_in: str) -> None:
+    """With every hook off the loop the same five ranges begin and end."""
+    options: dict[str, Any] = {"build_in": build_in, "launch_in": "thread", "collect_in": "thread"}
     async with Orchestrator(Echo(), "host", annotate="nvtx", **options) as orch:
         assert [result.output async for result in orch.map(range(20))] == list(range(20))
     for step in range(20):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from async_orch._graph_format import ARG, DEFINITION, FANIN, OPERAND, REGION, TASK
-from async_orch.graph import Executor, ImageCorrupt, execute, unroll
+from async_orch.graph import Definition, Executor, ImageCorrupt, Recorder, execute, unroll
 from tests.graph_replay_support import build_replays, make_builder, make_table, memory, reseal_definitions
 from tests.graph_support import Bytes, pool, reseal
 
@@ -118,6 +118,35 @@ def test_an_output_in_the_image_is_refused_through_a_replay() -> None:
     args[2] = inside  # the pair's y
     reseal_definitions(image)
     refuse(image, r"is an output of task 0 \(kernel 'scale'\), so it must be a tensor outside the image")
+
+
+def nested_image(levels: int, replays: int) -> Bytes:
+    """A chain of Definitions, each of which replays the one before a number of times."""
+    table = make_table()
+    builder = make_builder(table, max_definitions=levels + 1)
+    x = builder.tensor("workspace", 0, (4,), np.float32)
+    definition = builder.record("level 0", lambda recorder: recorder.task("scale", x, 2, x))
+    for level in range(1, levels):
+
+        def nested(recorder: Recorder, inner: Definition = definition) -> None:
+            for _ in range(replays):
+                recorder.replay(inner, [])
+
+        definition = builder.record(f"level {level}", nested)
+    image = np.zeros(1 << 18, np.uint8)
+    builder.reset(image)
+    builder.replay(definition, [])
+    return image[: builder.finish()]
+
+
+def test_the_device_bounds_depth_and_size_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that a builder without limits wrote is refused: nested too deep, or growing too large when expanded."""
+    monkeypatch.setattr("async_orch._graph_record.MAX_DEPTH", 1000)
+    refuse(nested_image(70, 1), r"definition 64: is nested 65 deep, must be at most 64")
+    image = nested_image(5, 6)
+    execute(image, memory(), make_table())
+    monkeypatch.setattr("async_orch._graph_expand.MAX_EXPANDED", 1000)
+    refuse(image, r"definition 3: expands to over 1000 tasks, arguments and operands at task \d")
 
 
 @pytest.mark.parametrize("placed", [False, True])
