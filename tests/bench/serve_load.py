@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import statistics
@@ -39,6 +40,9 @@ from tests.serve.hash_model import Characters, HashModel, answer, text_of
 from tests.serve.load import Crowd
 
 NAME = "bench"
+ROUNDS = 3_000_000
+"""Of the loop that makes a step of the hash model take some milliseconds on `opencl`."""
+
 STORIES = ["Once upon a time", "There was once a clever fox", "One night there was a storm", "A", "The old bear"]
 
 
@@ -53,7 +57,11 @@ def resident_nbytes() -> int:
 async def serve(options: argparse.Namespace) -> None:
     """Serve; answer each line on standard input with what is held now; end when standard input does."""
     model: Any
-    if options.model == "hash":
+    if options.model == "hash" and options.backend.startswith("opencl"):
+        hash_opencl = importlib.import_module("tests.serve.hash_opencl")
+        model = hash_opencl.HashModelOpenCL(batch=options.batch, context=512, prefill_tokens=512, rounds=ROUNDS)
+        codec: Any = Characters()
+    elif options.model == "hash":
         model, codec = HashModel(batch=options.batch, context=512, prefill_tokens=512), Characters()
     else:
         model = ServedQwen3(CHECKPOINT, batch=options.batch, context=None, kv_blocks=None)
