@@ -55,12 +55,13 @@ class LargeDecode(StepProgram[int, int]):
         self._definitions: Buffer | None = None
 
     def inputs(self, step: int) -> StepInputs:
-        """Lengths grow by one a step, and every 16 steps each row's block table by a block."""
+        """Lengths grow by one a step; rows differ in length, so that in each step one of 16 gets another block."""
         shape = self.shape
-        length = min(shape.context + step, shape.capacity - 1)
-        blocks = np.where(np.arange(shape.blocks_a_row) <= length // shape.block, self._blocks, -1)
-        lengths = np.full(shape.rows, length, np.int32)
-        return StepInputs(np.full(shape.rows, -1, np.int32), lengths, blocks.astype(np.int32))
+        lengths = shape.context + step + np.arange(shape.rows, dtype=np.int32)
+        lengths = np.minimum(lengths, shape.capacity - 1, dtype=np.int32)
+        used = np.arange(shape.blocks_a_row) <= lengths[:, None] // shape.block
+        blocks = np.where(used, self._blocks, np.int32(-1))
+        return StepInputs(np.full(shape.rows, -1, np.int32), lengths, blocks)
 
     def open(self, device: Device) -> None:
         """Bring what was recorded to the device, once."""

@@ -1,6 +1,6 @@
 """What building a task graph costs: the Qwen3-14B decode step, replayed and unrolled, beside two obvious ways.
 
-    python tests/bench/graph_build.py [--rounds 300]
+    python -m tests.bench.graph_build [--rounds 300]
 
 Every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a small class,
 with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph (skipped

@@ -35,6 +35,14 @@ class EnqueuingKernels(Kernels):
     def add_one(self, stream: Stream, buffer: Buffer) -> None:
         stream.launch(_add_one, buffer)
 
+    def fail(self, stream: Stream) -> None:
+        native = stream.native
+        stream.launch(lambda: setattr(native, "failed", "device error: unspecified launch failure"))
+
+    def fail_copy(self, stream: Stream, source: Buffer) -> None:
+        native = stream.native
+        stream.launch(lambda: setattr(native, "failed", "device error: an illegal memory access was encountered"))
+
     def hold(self, stream: Stream) -> Callable[[], object]:
         fence = ManualFence()
         stream.wait(fence)

@@ -18,18 +18,22 @@ LIMIT_NBYTES = 2**34
 
 
 class FakeEvent:
-    """Complete as soon as it is recorded."""
+    """Complete as soon as it is recorded; behind work that failed it raises, as PyTorch's do."""
 
     def __init__(self, *, device: Any, enable_timing: bool = False) -> None:
         self.timed = enable_timing
         self.reached_ns: int | None = None
+        self.error: str | None = None
 
     def query(self) -> bool:
+        if self.error is not None:
+            raise RuntimeError(self.error)
         return self.reached_ns is not None
 
     def synchronize(self) -> None:
         if self.reached_ns is None:
             raise RuntimeError("an event that was never recorded is waited for")
+        self.query()
 
     def elapsed_time(self, later: FakeEvent) -> float:
         if not (self.timed and later.timed) or self.reached_ns is None or later.reached_ns is None:
@@ -38,15 +42,17 @@ class FakeEvent:
 
 
 class FakeStream:
-    """Does everything when it is enqueued."""
+    """Does everything when it is enqueued. `failed` is the error that work on it met, if any: it sticks."""
 
     stream_id = 7
 
     def __init__(self, *, device: Any) -> None:
         self.device = device
+        self.failed: str | None = None
 
     def record_event(self, event: FakeEvent) -> None:
         event.reached_ns = time.monotonic_ns()
+        event.error = self.failed
 
     def wait_event(self, event: FakeEvent) -> None:
         event.synchronize()
