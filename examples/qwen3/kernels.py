@@ -8,6 +8,8 @@ there are. What a kernel writes comes first in its parameters.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,10 +23,14 @@ __all__ = [
     "embed",
     "kv_append",
     "linear",
+    "parts",
     "rms_norm",
     "rope",
     "swiglu",
 ]
+
+PART_NBYTES = 512 << 10
+"""Part of a weight that is worked on at a time: half of the second-level cache of common processors."""
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -59,9 +65,19 @@ def rms_norm(out: F32, x: F32, weight: F32, eps: float) -> None:
 def linear(out: F32, x: F32, weight: F32) -> None:
     """x @ weight.T: out [n, outputs], x [n, inputs], weight [outputs, inputs].
 
-    A stack of n products of one row each: one product of n rows might sum in an order that depends on n.
+    A stack of n products of one row each: one product of n rows might sum in an order that depends on n. A weight goes
+    through the cache once for all rows, not once for each.
     """
-    np.matmul(x[:, None, :], weight.T, out=out[:, None, :])
+    for part in parts(weight):
+        np.matmul(x[:, None, :], weight[part].T, out=out[:, None, part])
+
+
+def parts(weight: F32) -> Iterator[slice]:
+    """Ranges of a weight's outputs that each fit in a core's own cache; they depend on the weight's shape alone."""
+    outputs, inputs = weight.shape
+    step = outputs if weight.nbytes <= PART_NBYTES else max(16, PART_NBYTES // (4 * inputs) // 16 * 16)
+    for start in range(0, outputs, step):
+        yield slice(start, start + step)
 
 
 def rope(x: F32, cosine: F32, sine: F32, positions: I32) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from async_orch.graph import Kernel, KernelTable
-from examples.qwen3.kernels import F32, I32, add, linear, rms_norm, rope, swiglu
+from examples.qwen3.kernels import F32, I32, add, linear, parts, rms_norm, rope, swiglu
 from examples.qwen3.paged_steps import FROM_DEVICE, FROM_FEED, TILE
 
 __all__ = [
@@ -50,8 +50,10 @@ def embed_prompt(out: F32, table: F32, tokens: I32) -> None:
 
 
 def linear_tiles(out: F32, x: F32, weight: F32) -> None:
-    """x @ weight.T for whole tiles: x [tiles * TILE, inputs]. A weight is read once for each tile."""
-    np.matmul(x.reshape(-1, TILE, x.shape[1]), weight.T, out=out.reshape(-1, TILE, out.shape[1]))
+    """x @ weight.T for whole tiles: x [tiles * TILE, inputs]."""
+    tiles, results = x.reshape(-1, TILE, x.shape[1]), out.reshape(-1, TILE, out.shape[1])
+    for part in parts(weight):
+        np.matmul(tiles, weight[part].T, out=results[:, :, part])
 
 
 def paged_append(keys: F32, values: F32, k: F32, v: F32, tables: I32, positions: I32) -> None:

@@ -35,7 +35,7 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 ROPE_COS, ROPE_SIN = "rope.cos", "rope.sin"
-PART_NBYTES = 16 << 20
+PART_NBYTES = 4 << 20
 """Most bytes of float32 that are loaded at once."""
 
 _ALIGNMENT_NBYTES = 64

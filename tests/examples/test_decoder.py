@@ -8,8 +8,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from async_orch.exceptions import GraphOverflow
+from examples.qwen3 import kernels
 from examples.qwen3.config import ModelError
-from examples.qwen3.kernels import swiglu
+from examples.qwen3.kernels import linear, swiglu
+from examples.qwen3.paged_kernels import linear_tiles
 from examples.qwen3.program import Qwen3Decode, SlotMemory
 from examples.qwen3.schedule import DecodeStep, Schedule
 from tests.examples.support import SIZES, SerialDevice, make_checkpoint, plain_decode, serial_decode
@@ -68,6 +70,22 @@ def test_float16_weights_are_read(tmp_path: Path) -> None:
     _, logits = serial_decode(tmp_path / "half", PROMPTS, 4)
     _, expected = serial_decode(tmp_path / "full", PROMPTS, 4)
     np.testing.assert_array_equal(np.array(logits), np.array(expected))
+
+
+@pytest.mark.parametrize("kernel", [linear, linear_tiles])
+def test_weights_larger_than_a_part_give_the_same_product(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    """Worked on in parts, a product is right, and each row's (or tile's) bits are those that it has alone."""
+    monkeypatch.setattr(kernels, "PART_NBYTES", 4 * 50 * 40)
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((48, 50), np.float32), rng.standard_normal((130, 50), np.float32)
+    assert [part.stop - part.start for part in kernels.parts(weight)] == [32] * 5
+    out = np.empty((48, 130), np.float32)
+    kernel(out, x, weight)
+    np.testing.assert_allclose(out, x.astype(np.float64) @ weight.T.astype(np.float64), rtol=0, atol=1e-4)
+    alone = np.empty_like(out)
+    for start in range(0, 48, 16):
+        kernel(alone[start : start + 16], x[start : start + 16], weight)
+    np.testing.assert_array_equal(out, alone)
 
 
 def test_swiglu_of_very_negative_gates_is_zero() -> None:
