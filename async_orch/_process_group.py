@@ -193,6 +193,8 @@ class ProcessGroup:
         worker.ended = True
         self._loop.remove_reader(worker.channel.fileno())
         worker.channel.close()
+        if not deadline and worker.process is not None:
+            worker.process.kill()  # at once, whatever the keeper is busy with
         reaped = True
 
         def work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import sys
 import types
@@ -30,10 +31,14 @@ def main_module() -> MainModule:
     path = str(Path(path).absolute())
     if not _is_guarded(path):
         return MainModule(
-            refusal=f"it is defined in {path}, which has no 'if __name__ == \"__main__\":', so that a worker "
+            refusal=f"it is defined in {_text(path)}, which has no 'if __name__ == \"__main__\":', so that a worker "
             "would run all of it again; put what is to run once behind that line, or define the program in a module"
         )
-    return MainModule(None if spec is None else spec.name, path)
+    return MainModule(None if spec is None else spec.name, os.fsencode(path))
+
+
+def _text(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _is_guarded(path: str) -> bool:
@@ -67,7 +72,7 @@ class CallersMain:
         if main.name is not None:
             namespace = runpy.run_module(main.name, run_name=IMPORTED_NAME, alter_sys=True)
         else:
-            namespace = runpy.run_path(main.path, run_name=IMPORTED_NAME)
+            namespace = runpy.run_path(os.fsdecode(main.path), run_name=IMPORTED_NAME)
         module = types.ModuleType(IMPORTED_NAME)
         module.__dict__.update(namespace)
         # As __main__ too: this is what the caller's pickles call it.

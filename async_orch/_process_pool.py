@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -99,23 +99,19 @@ class ProcessPool:
         self._pipeline.waker.wake()
 
     def _dispatch(self) -> None:
-        while self._jobs and (self._idle or self._jobs[0].step.state == SETTLED):
-            job = self._jobs.popleft()
-            if job.step.state == SETTLED:
-                self._finish(job)  # cancelled while it waited for a worker
+        jobs = self._jobs
+        while jobs:
+            if jobs[0].step.state == SETTLED:
+                self._finish(jobs.popleft())  # cancelled while it waited for a worker
                 continue
+            worker = self._next_idle()
+            if worker is None:
+                return
+            job = jobs.popleft()
             job.start_ns = self._pipeline.now()
             try:
-                payload = pickle.dumps(job.payload, pickle.HIGHEST_PROTOCOL)
-            except Exception as exc:  # noqa: BLE001 - whatever the caller's class raises is its step's failure
-                error = ConfigurationError(f"the step cannot be sent to a worker process: {type(exc).__name__}: {exc}")
-                error.__cause__ = exc
-                self._finish(job, error)
-                continue
-            worker = self._idle.popleft()
-            try:
-                sent = self._order(worker, job, payload)
-            except OSError as exc:  # too many open files, or no memory for the message
+                sent = self._order(worker, job, _pickled(job.payload))
+            except (ConfigurationError, OSError) as exc:  # OSError: too many open files, or no memory for the message
                 self._idle.appendleft(worker)
                 self._finish(job, exc)
                 continue
@@ -123,9 +119,16 @@ class ProcessPool:
                 worker.job = job
                 job.began_s = self._pipeline.loop.time()
             else:
-                self._jobs.appendleft(job)  # a worker that ended while it was idle costs no step
+                jobs.appendleft(job)  # a worker that ended while it was idle costs no step
                 if self._group is not None:
                     self._group.end(worker)
+
+    def _next_idle(self) -> Worker | None:
+        while self._idle:
+            worker = self._idle.popleft()
+            if not worker.ended:
+                return worker
+        return None
 
     def _order(self, worker: Worker, job: BuildJob, payload: bytes) -> bool:
         """Send the job; False if the worker has gone."""
@@ -171,8 +174,9 @@ class ProcessPool:
         if self._copier is not None and self._must_be_copied(job):
             self._copier.submit(job)
         else:
-            self._finish(job)
-        self._dispatch()
+            self._finished.append(job)
+        self._dispatch()  # first: the worker need not wait for what the pump does now
+        self._pipeline.pump()
 
     def _must_be_copied(self, job: BuildJob) -> bool:
         lease = job.lease
@@ -208,6 +212,14 @@ class ProcessPool:
         self._pipeline.settling.fail(PipelineFailed(f"no worker process is left to build: {why}"))
         self._dispatch()  # gives back what the steps in line hold
         self._pipeline.pump()
+
+
+def _pickled(step: Any) -> bytes:
+    try:
+        return pickle.dumps(step, pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:
+        what = f"the step cannot be sent to a worker process: {type(exc).__name__}: {exc}"
+        raise ConfigurationError(what) from exc
 
 
 def _copy_image(job: BuildJob) -> None:

@@ -45,4 +45,4 @@ def portable_programs(programs: Mapping[str, StepProgram[Any, Any]]) -> Hello:
         if b"_main__" in pickled and main.refusal is not None:
             raise ConfigurationError(f"{what}: {main.refusal}")
         pickles.append(pickled)
-    return Hello(list(programs), pickles, main, list(sys.argv))
+    return Hello(list(programs), pickles, main, [os.fsencode(argument) for argument in sys.argv])

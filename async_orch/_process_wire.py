@@ -30,10 +30,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MainModule(Message, frozen=True, array_like=True):
-    """How to import the module that the caller runs as ``__main__``: by name, by path, or why not at all."""
+    """How to import the module that the caller runs as ``__main__``: by name, by path, or why not at all.
+
+    Paths and arguments are bytes, since they need not be text.
+    """
 
     name: str | None = None
-    path: str | None = None
+    path: bytes | None = None
     refusal: str | None = None
 
 
@@ -43,7 +46,7 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
     names: list[str]
     programs: list[bytes]
     main: MainModule
-    argv: list[str]
+    argv: list[bytes]
 
 
 class Build(Message, frozen=True, array_like=True, tag=True):

@@ -64,7 +64,7 @@ def _serve(channel: Channel[ToWorker]) -> None:
     hello, _ = channel.receive()
     if not isinstance(hello, Hello):
         return
-    sys.argv[:] = hello.argv
+    sys.argv[:] = map(os.fsdecode, hello.argv)
     builder = Builder(hello.main)
     for name, pickled in zip(hello.names, hello.programs, strict=True):
         try:

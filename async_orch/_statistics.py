@@ -37,7 +37,8 @@ class Statistics:
     failed_unretrieved:
         Failed steps whose failure nobody has looked at.
     threads_abandoned:
-        Threads that could not be joined because they are stuck in code of the caller.
+        Threads that could not be joined because they are stuck in code of the caller, and worker processes that the
+        system could not end.
     resident_nbytes:
         Device memory that programs allocated in ``open`` and hold now.
     """

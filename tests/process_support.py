@@ -7,7 +7,7 @@ from pathlib import Path
 
 from async_orch._process_boot import BOOT
 
-__all__ = ["is_gone", "worker_pids"]
+__all__ = ["is_gone", "state_of", "worker_pids"]
 
 _MARK = BOOT.encode()
 
@@ -28,10 +28,15 @@ def worker_pids() -> set[int]:
     return found
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that only waits to be reaped by whoever inherited it has."""
+def state_of(pid: int) -> str:
+    """The letter that the kernel has for what a process does; empty if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
     except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that only waits to be reaped by whoever inherited it has."""
+    return state_of(pid) in ("", "Z")

@@ -1,7 +1,7 @@
 """Copies of 5.5 MB through the pipeline, beside bare ones: ``python -m tests.bench.copies [--out DIR]``.
 
-On ``host``. The bare ones rotate over as many buffers of the same size, through the same backend's copy stream, with
-three always enqueued; both ends of every image that went through the pipeline are compared.
+On ``host``. The bare ones rotate over the very buffers of the pipeline, in turn with it, on a thread that does nothing
+else; both ends of every image that went through the pipeline are compared.
 """
 
 from __future__ import annotations

@@ -38,22 +38,32 @@ def documents(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """One Markdown table; a bold line begins each bench."""
+    """One Markdown table; a bold line begins each bench. Then what was missed, again."""
     lines = ["| figure | median | least to most | to reach | |", "|---|---:|---:|---:|---|"]
     for document in found:
         rounds = sum(spell["rounds"] for spell in document["spells"])
         lines.append(f"| **{TITLES[document['bench']]}** ({rounds} round{'s' if rounds != 1 else ''}) | | | | |")
         lines += [_row(item) for item in document["figures"] if item["value"] is not None]
         lines += [f"| {name} | - | - | | {why} |" for name, why in document["failed"].items()]
+    judged = [item for document in found for item in document["figures"] if item["met"] is not None]
+    missed = [
+        f"- {item['title']}: {_number(item['value'])}, to reach {_goal(item)}" for item in judged if not item["met"]
+    ]
+    lines += ["", f"Goals met: {len(judged) - len(missed)} of {len(judged)}. Missed:", "", *missed] if missed else []
     return "\n".join(lines)
 
 
 def _row(item: dict[str, Any]) -> str:
     unit = {"x": "", "": ""}.get(item["unit"], f" {item['unit']}")
     value, least, most = (_number(item[key]) for key in ("value", "least", "most"))
-    goal = "" if item["goal"] is None else f"{item['goal'][0]} {item['goal'][1]:g}"
+    goal = "" if item["goal"] is None else _goal(item)
     met = {None: "", True: "met", False: "**missed**"}[item["met"]]
     return f"| {item['title']} | {value}{unit} | {least} to {most} | {goal} | {met} |"
+
+
+def _goal(item: dict[str, Any]) -> str:
+    sign, bound = item["goal"]
+    return f"{sign} {bound:g}"
 
 
 def _number(value: float) -> str:

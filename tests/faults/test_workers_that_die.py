@@ -26,7 +26,7 @@ from async_orch.exceptions import (
 from async_orch.testing import leak_check
 from tests.faults.support import Records, assert_balanced, eventually
 from tests.process_programs import Acts, Fades, Order
-from tests.process_support import is_gone, worker_pids
+from tests.process_support import is_gone, state_of, worker_pids
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
@@ -62,14 +62,30 @@ async def test_a_worker_that_is_killed_fails_its_step_only() -> None:
         # A process that ends by itself is told apart.
         with pytest.raises(WorkerDied, match="ended with exit status 5 while it built this step"):
             await orch.run(Order(1, "leave"))
-        # One that dies while it has nothing to do costs no step.
         await orch.run(Order(1))
-        (idle,) = worker_pids()
-        os.kill(idle, signal.SIGKILL)
-        assert (await orch.run(Order(6))).output == 36
-        assert idle not in worker_pids()
-    records.assert_one_a_step(7)
+    records.assert_one_a_step(6)
     assert [r.stage for r in records if r.event == "step.failed"] == ["build", "build"]
+    assert_balanced(orch)
+
+
+@pytest.mark.parametrize("on_its_way", [False, True])
+async def test_a_worker_that_is_killed_while_idle_costs_no_step(*, on_its_way: bool) -> None:
+    """Neither when nothing was sent to it, nor when it had not read what was: another process builds the step."""
+    async with processes() as orch:
+        assert (await orch.run(Order(1))).output == 1
+        (idle,) = worker_pids()
+        if on_its_way:
+            os.kill(idle, signal.SIGSTOP)
+            await eventually(lambda: state_of(idle) == "T")
+            handle = await orch.submit(Order(6))
+            assert handle.status == "building"
+            os.kill(idle, signal.SIGKILL)
+        else:
+            os.kill(idle, signal.SIGKILL)
+            await eventually(lambda: is_gone(idle))
+            handle = await orch.submit(Order(6))
+        assert (await handle).output == 36
+        assert idle not in worker_pids()
     assert_balanced(orch)
 
 

@@ -129,9 +129,10 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @linux_only
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_a_guarded_script_may_define_program_and_steps(how: str, tmp_path: Path) -> None:
-    """What is defined in __main__ is found, run as a file or with -m, since the worker can import it."""
+    """What is defined in __main__ is found, run as a file or with -m, whatever its arguments are."""
     (tmp_path / "guarded.py").write_text(GUARDED, encoding="utf-8")
-    done = run(*(["guarded.py"] if how == "script" else ["-m", "guarded"]), cwd=tmp_path)
+    no_text = os.fsdecode(b"\xff")
+    done = run(*(["guarded.py"] if how == "script" else ["-m", "guarded"]), no_text, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[9, 16]\n"), done.stderr
 
 
