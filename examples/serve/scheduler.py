@@ -26,6 +26,10 @@ from examples.serve.generation import Generation
 
 __all__ = ["Flight", "Limits", "Plan", "Scheduler", "Sequence", "ServedModel"]
 
+DECODES_BETWEEN_PREFILLS = 3
+"""A prefill step lets every running stream wait for its length. More steps between two let prompts gather in one, for
+the price of a later first token."""
+
 
 class Limits(NamedTuple):
     """Sizes of a model that the scheduler plans with; tokens, but ``batch``: sequences at once."""
@@ -101,7 +105,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.window: deque[Flight] = deque()
         self._rows = list(range(model.limits.batch - 1, -1, -1))
-        self._decode_next = False
+        self._decodes = DECODES_BETWEEN_PREFILLS
 
     # -- requests come and go ------------------------------------------------------------------------------
 
@@ -164,16 +168,17 @@ class Scheduler:
     def next_plan(self) -> Plan | None:
         """The next step, counted as in flight; None if there is nothing to do.
 
-        Prompts and decode take turns when there is both: new requests start soon, and no stream stands still for long.
+        When there is both, a prefill step comes after every `DECODES_BETWEEN_PREFILLS` decode steps: new requests start
+        soon, and no stream stands still for long.
         """
         self._admit()
         prefill = [s for s in self.running if s.prefilled < len(s.generation.asked.prompt)]
         decode = [s for s in self.running if s.wants_more]
-        if decode and (self._decode_next or not prefill):
-            self._decode_next = False
+        if decode and (not prefill or self._decodes < DECODES_BETWEEN_PREFILLS):
+            self._decodes += 1
             return self._decode(decode)
         if prefill:
-            self._decode_next = True
+            self._decodes = 0
             return self._prefill(prefill)
         return None
 

@@ -107,7 +107,11 @@ class HashModel:
         self.cache: Buffer
         self.state: Buffer
         self._device: Device | None = None
-        self._programs = {"prefill": HashPrefill(self), "decode": HashDecode(self)}
+        self._programs: dict[str, StepProgram[Any, Any]] = self.make_programs()
+
+    def make_programs(self) -> dict[str, StepProgram[Any, Any]]:
+        """The two programs."""
+        return {"prefill": HashPrefill(self), "decode": HashDecode(self)}
 
     @property
     def programs(self) -> Mapping[str, StepProgram[Any, Any]]:
@@ -162,12 +166,14 @@ class HashProgram(StepProgram[Any, BatchOutput]):
         count = len(step.rows) if isinstance(step, DecodeBatch) else len(step.chunks)
         feed = slot.feed if self.slot.feed_nbytes else slot.output
         try:
-            stream.launch(
-                self.run, count, slot.image, feed, model.cache, model.state, slot.output, cost_ns=model.cost_ns
-            )
+            self.enqueue(stream, count, slot.image, feed, model.cache, model.state, slot.output)
         finally:
             step.fence = stream.record()
         return 4 * count
+
+    def enqueue(self, stream: Stream, count: int, *memory: Buffer) -> None:
+        """The step's kernel."""
+        stream.launch(self.run, count, *memory, cost_ns=self.model.cost_ns)
 
     def rows_of(self, image: ByteArray, count: int) -> npt.NDArray[np.int32]:
         """The rows of a step in its slot's image, which may be larger."""

@@ -98,6 +98,7 @@ class Crowd:
         self.nonsense = 0
         self.wrong: list[str] = []
         self.tokens = 0
+        self.arrived_s: list[float] = []
         self.gaps_s: list[float] = []
         self.first_s: list[float] = []
 
@@ -117,6 +118,7 @@ class Crowd:
             outcome = await stream(self._port, self._model, prompt, most, leave_after=leave)
             self.tokens += len(outcome.arrivals_s)
             times = outcome.arrivals_s
+            self.arrived_s += times
             self.gaps_s += [later - earlier for earlier, later in itertools.pairwise(times)]
             self.first_s += [times[0] - started] if times else []
             if leave is not None and not outcome.finished and not outcome.error:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from async_orch import OrchError, open_backend
 from async_orch.testing import leak_check
 from tests.serve.driving import NAME, running
 from tests.serve.hash_model import HashModel, answer, text_of
@@ -45,3 +46,25 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
     assert crowd.nonsense > 2
     assert (statistics.failed, statistics.step_path_allocs, statistics.records_dropped) == (0, 0, 0)
     assert not server.reported
+
+
+async def test_a_real_driver_gives_the_same_tokens() -> None:
+    """OpenCL on the CPU: the same crowd, the same answers, nothing left."""
+    pytest.importorskip("pyopencl")
+    opencl = pytest.importorskip("tests.serve.hash_opencl")
+    try:
+        backend = open_backend("opencl")
+    except OrchError as exc:
+        pytest.skip(str(exc))
+    try:
+        model = opencl.HashModelOpenCL(batch=16, kv_blocks=100, prefill_tokens=256)
+        async with running(model, backend) as server:
+            crowd = Crowd(server.port, NAME, wanted, PROMPTS, streams=16)
+            end = time.monotonic() + 0.5
+            await crowd.run(lambda: time.monotonic() > end)
+            await server.until_idle()
+            assert server.opened.orchestrator.statistics().failed == 0
+    finally:
+        backend.close()
+    assert crowd.wrong == []
+    assert crowd.survived > 4

@@ -99,10 +99,10 @@ def test_prompts_and_decode_take_turns() -> None:
     land(made)
     made.add(request(200, 50))
     programs = []
-    for _ in range(6):
+    for _ in range(8):
         programs.append(fly(made)[0].program)
         land(made)
-    assert programs == ["decode", "prefill", "decode", "prefill", "decode", "prefill"]
+    assert programs == ["decode", "decode", "decode", "prefill"] * 2
 
 
 def test_the_input_token_is_known_on_the_device_or_fed() -> None:
@@ -156,7 +156,7 @@ def test_what_was_built_on_a_failed_step_is_planned_again() -> None:
     made = scheduler()
     stays, falls = request(4, 50), request(5, 50, temperature=1.0)
     made.add(stays)
-    for _ in ("prefill", "decode"):
+    for _ in ("prefill", "decode", "decode", "decode"):
         fly(made)
         land(made, token=9)
     made.add(falls)
@@ -172,7 +172,7 @@ def test_what_was_built_on_a_failed_step_is_planned_again() -> None:
     assert not made.window
     plan, _ = fly(made)
     assert isinstance(plan.batch, DecodeBatch)
-    assert [(row.token, row.position) for row in plan.batch.rows] == [(9, 5)]
+    assert [(row.token, row.position) for row in plan.batch.rows] == [(9, 7)]
 
 
 def test_a_full_waiting_room_is_refused() -> None:
