@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -67,6 +68,21 @@ class Owner(Protocol):
     def close(self) -> None: ...
 
 
+class _Sizes:
+    """An owner without a model, in a worker process."""
+
+    def __init__(self, shape: PagedShape) -> None:
+        self.shape = shape
+        self.resident: dict[str, Buffer] = {}
+        self.latest = Latest(shape.max_batch)
+
+    def open(self, device: Device) -> None:
+        raise TypeError("a program of a worker process builds; it is opened in the process of its orchestrator")
+
+    def close(self) -> None:
+        pass
+
+
 class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
     """What both programs have in common; see `paged` for their use."""
 
@@ -81,6 +97,10 @@ class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
             output_nbytes=owner.shape.output_nbytes,
             feed_nbytes=self.graphs.region_nbytes.get("feed", 0),
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For builds in worker processes: a program that can build, and nothing else."""
+        return partial(type(self), keep_logits=self.keep_logits), (_Sizes(self.owner.shape),)
 
     @abstractmethod
     def largest(self) -> BatchT:

@@ -71,7 +71,10 @@ class PrefillChunk(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """A decode step: different rows, in any order. ``fence`` is set at launch; done once the device has left it."""
+    """A decode step: different rows, in any order; an object is submitted once.
+
+    ``fence`` is set at launch, and done when the device has left the step.
+    """
 
     rows: Sequence[DecodeRow]
     fence: Fence | None = None
@@ -79,7 +82,7 @@ class DecodeBatch:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PrefillBatch:
-    """A prefill step: chunks of different rows, in any order. ``fence`` as in `DecodeBatch`."""
+    """A prefill step: chunks of different rows, in any order; otherwise as `DecodeBatch`."""
 
     chunks: Sequence[PrefillChunk]
     fence: Fence | None = None

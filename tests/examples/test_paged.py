@@ -1,5 +1,6 @@
 """The paged programs: tokens and logits against a plain forward pass, and what must not change them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,11 @@ class ProfiledMemory(ManualBackend):
     "options",
     [
         pytest.param({"build_in": "thread", "launch_in": "thread", "collect_in": "thread"}, id="threads"),
+        pytest.param(
+            {"build_in": "process"},
+            id="process",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="builds in worker processes are for Linux"),
+        ),
         pytest.param({"mode": "naive"}, id="naive"),
         pytest.param({"slots": 1, "queue_depth": 1}, id="one-slot"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -25,6 +26,7 @@ from async_orch.graph import (
 )
 from tests.graph_support import Bytes, pool
 
+EXAMPLES = 2000 if os.environ.get("ASYNC_ORCH_PROOFS") == "full" else 100
 WIDTH = 4
 REGION_NBYTES = 6 * WIDTH
 KERNELS = ("mix", "more")
@@ -227,7 +229,7 @@ def fresh_memory() -> dict[str, Bytes]:
 
 
 @given(programs(), st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_replays_are_the_calls_of_the_obvious_builder(program: tuple[list[Piece], list[Item]], placed: bool) -> None:
     """Unrolled, executed and ordered, a graph of replays is the graph that plain recursion writes out.
 

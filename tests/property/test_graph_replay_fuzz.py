@@ -1,6 +1,11 @@
-"""Damaged images and Definitions: refused, or run within the memory of the regions; never another exception."""
+"""Damaged images and Definitions: refused, or run within the memory of the regions; never another exception.
+
+`ASYNC_ORCH_PROOFS=full` takes twenty times as many.
+"""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,6 +16,7 @@ from tests.graph_replay_support import REGIONS, build_replays, make_builder, mak
 from tests.graph_support import Bytes
 
 TABLE = make_table()
+EXAMPLES = 3000 if os.environ.get("ASYNC_ORCH_PROOFS") == "full" else 150
 
 
 def samples() -> dict[bool, tuple[Bytes, Bytes]]:
@@ -44,7 +50,7 @@ def damaged(changes: list[tuple[int, int]], placed: bool) -> tuple[Bytes, Bytes,
 
 
 @given(flips, st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_flipped_bytes_are_refused_or_are_data(changes: list[tuple[int, int]], placed: bool) -> None:
     """Bytes flipped outside the inputs are refused, in Definitions as well; flipped inputs are other inputs."""
     image, definitions, positions = damaged(changes, placed)
@@ -59,7 +65,7 @@ def test_flipped_bytes_are_refused_or_are_data(changes: list[tuple[int, int]], p
 
 
 @given(flips, st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_flips_under_right_checksums_are_refused_or_run(changes: list[tuple[int, int]], placed: bool) -> None:
     """Without the help of checksums and fingerprints the bounds hold: refused, or run on memory of the regions."""
     image, definitions, _ = damaged(changes, placed)
@@ -89,7 +95,7 @@ def test_flips_under_right_checksums_are_refused_or_run(changes: list[tuple[int,
 
 
 @given(flips, st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_an_executor_refuses_what_execute_refuses(changes: list[tuple[int, int]], placed: bool) -> None:
     """A kept plan changes nothing: the same images are refused, and the others leave the same memory."""
     image, definitions, _ = damaged(changes, placed)
