@@ -144,14 +144,13 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             step.staging = None
             nbytes = step.copy_nbytes
         step.copy_nbytes = nbytes
-        step.build_end_ns = step.acquire_start_ns = built_ns
 
         # acquire
         index = step.slot_index = take_slot()
         generation = step.generation = generations[index]
         slot = step.slot = Slot(slot_ring, index, generation)
         step.state = ACQUIRED
-        step.acquire_ns = step.h2d_start_ns = built_ns
+        step.build_end_ns = step.acquire_start_ns = step.acquire_ns = step.h2d_start_ns = built_ns
         memory = slot_items[index]
         if naive:
             if staged >= 0:

@@ -126,7 +126,8 @@ class StepIterator(Generic[StepT, ResultT]):
             self._top_up(now_ns)
             if step.error is None:
                 return StepResult(step)
-            return StepHandle[ResultT](step).result()
+            failed: StepHandle[ResultT] = StepHandle(step)
+            return failed.result()
         self._running = True
         try:
             return await self._next(yield_first=now_ns is None)
@@ -157,7 +158,7 @@ class StepIterator(Generic[StepT, ResultT]):
                 raise error
             else:
                 await window.wait_changed()
-        handle = StepHandle[ResultT](window.pending[0])
+        handle: StepHandle[ResultT] = StepHandle(window.pending[0])
         if not handle.done():
             try:
                 await handle
