@@ -21,6 +21,7 @@ from async_orch.exceptions import OrchError
 
 if TYPE_CHECKING:
     from async_orch._pipeline import Pipeline
+    from async_orch.abc import Fence
 
 __all__ = ["express_way"]
 
@@ -105,7 +106,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
     copy_stream, compute_stream = pipeline.copy_stream, pipeline.compute_stream
     take_staging, take_slot = staging_ring.take, slot_ring.take
     free_staging, free_slot = staging_ring.free_indices.append, slot_ring.free_indices.append
-    sink, collected = pipeline.sink, retire.collected
+    sink, collected, note_times = pipeline.sink, retire.collected, retire.note_times
 
     def travel(step: Step) -> None:
         program, payload = step.program, step.payload
@@ -160,11 +161,11 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             step.staging = None
 
         # h2d
-        copied = None
+        copy_start: Fence | None = None
+        copied: Fence | None = None
         if staged >= 0 and memory.image is not None:
             try:
-                step.copy_start, copied = copy_stream.begin_copy(memory.image, staging_items[staged].buffer, nbytes)
-                step.copy_end = copied
+                copy_start, copied = copy_stream.begin_copy(memory.image, staging_items[staged].buffer, nbytes)
             except OrchError as exc:
                 step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
                 h2d.copy_failed(step, exc)
@@ -180,6 +181,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
 
         # launch
         if program.fixed_image is not None:
+            step.copy_start, step.copy_end = copy_start, copied
             slot.fixed_image = program.fixed_image
             if launch.launch(step):
                 to_retire.append(step)
@@ -188,7 +190,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         pipeline.on_device = step.on_device = pipeline.on_device + 1
         launch_ns = step.launch_start_ns = now()
         try:
-            step.device_start = compute_stream.begin(copied)
+            device_start = compute_stream.begin(copied)
             used = program.launch(payload, slot, compute_stream)
             nbytes = program.output_nbytes
             if used is not None:
@@ -197,12 +199,12 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
                     raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {program.output_nbytes}")
             step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
-                step.device_end, fence = compute_stream.record_copy(memory.output_host, memory.output, nbytes)
+                device_end, fence = compute_stream.record_copy(memory.output_host, memory.output, nbytes)
             else:
-                fence = step.device_end = compute_stream.record()
-            step.output_done = fence
+                fence = device_end = compute_stream.record()
         except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             pipeline.hook_raised(exc)
+            step.copy_start, step.copy_end = copy_start, copied
             launch.enqueue_failed(step, exc)
             return
         launched_ns = step.launch_end_ns = now()
@@ -211,18 +213,19 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             step.cold_reason = "first_launch"
         if launched_ns - launch_ns > blocked_ns:
             launch.warn_blocked("launch", step, launched_ns - launch_ns)
-        if step.state == SETTLED:
-            # The hook cancelled its own step: retire waits for its fence like for any other.
-            to_retire.append(step)
-            return
-        step.state = LAUNCHED
-        if to_retire or not fence.query() or fence.error is not None:
+        on_device = step.state != SETTLED  # or the hook cancelled its own step
+        if on_device:
+            step.state = LAUNCHED
+        if not on_device or to_retire or not fence.query() or fence.error is not None:
+            # Retire waits for its fence.
+            step.copy_start, step.copy_end = copy_start, copied
+            step.device_start, step.device_end, step.output_done = device_start, device_end, fence
             to_retire.append(step)
             return
 
         # retire
         step.retire_start_ns = retire.last_fence_ns = launched_ns
-        retire.read_clocks(step)
+        note_times(step, copy_start, copied, device_start, device_end, fence)
         step.state = RETIRING
         output: Any = None
         if program.has_collect:
@@ -240,7 +243,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         if slot.holds or step.state == SETTLED:
             collected(step, output, None)
             return
-        step.copy_end = step.device_end = step.output_done = step.slot = None
+        step.slot = None
         if slot_ring.on_free is None:
             generations[index] = generation + 1
             free_slot(index)

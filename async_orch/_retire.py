@@ -256,15 +256,39 @@ class RetireStage(Stage):
         self.fail_step(step, kind, what, cause, stage=stage)
 
     def read_clocks(self, step: Step) -> None:
-        """Times of copy, kernels and output, and the bubble before them; drops the fences that are done with.
+        """`note_times` with the step's own fences; drops those that nothing else needs."""
+        start = step.device_start
+        if step.d2d_start is not None:
+            step.d2d_ns = self._d2d_ns(step)
+            step.d2d_start = None
+        self.note_times(step, step.copy_start, step.copy_end, start, step.device_end, step.output_done)
+        step.copy_start = step.device_start = None
+
+    @staticmethod
+    def _d2d_ns(step: Step) -> int:
+        try:
+            if step.device_start is not None and step.d2d_start is not None:
+                return step.device_start.elapsed_ns(step.d2d_start) or 0
+        except OrchError:
+            pass  # as in note_times
+        return UNKNOWN
+
+    def note_times(
+        self,
+        step: Step,
+        copy_start: Fence | None,
+        copy_end: Fence | None,
+        start: Fence | None,
+        end: Fence | None,
+        done: Fence | None,
+    ) -> None:
+        """Times of copy, kernels and output, and the bubble before them.
 
         A time that the driver cannot give is unknown; the step is none the worse for it.
         """
-        copy_start, start, end, done = step.copy_start, step.device_start, step.device_end, step.output_done
-        step.copy_start = step.device_start = None
         try:
-            if copy_start is not None and step.copy_end is not None:
-                started_ns, ended_ns = copy_start.time_ns(), step.copy_end.time_ns()
+            if copy_start is not None and copy_end is not None:
+                started_ns, ended_ns = copy_start.time_ns(), copy_end.time_ns()
                 if started_ns is not None and ended_ns is not None:
                     step.h2d_start_ns = started_ns
                     step.h2d_ns = ended_ns - started_ns
@@ -275,9 +299,6 @@ class RetireStage(Stage):
                 return
             step.device_start_ns = start_ns
             step.device_ns = end_ns - start_ns
-            if step.d2d_start is not None:
-                step.d2d_ns = start.elapsed_ns(step.d2d_start) or 0
-                step.d2d_start = None
             previous_ns = self.device_end_ns
             if previous_ns is not None:
                 step.bubble_ns = start_ns - previous_ns
@@ -293,4 +314,4 @@ class RetireStage(Stage):
                     end_ns = done_ns
             self.device_end_ns = end_ns
         except OrchError:
-            step.d2d_start = None
+            return
