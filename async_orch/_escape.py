@@ -9,9 +9,11 @@ import numpy as np
 
 from async_orch.abc import ByteArray
 
-__all__ = ["escapes"]
+__all__ = ["PLAIN", "escapes"]
 
-_PLAIN = frozenset({int, float, bool, str, bytes, bytearray, complex, type(None), np.int32, np.int64, np.float32})
+PLAIN = frozenset({int, float, bool, str, bytes, bytearray, complex, type(None), np.int32, np.int64, np.float32})
+"""Types whose objects cannot hold memory of a view."""
+
 MAX_DEPTH = 4
 
 
@@ -21,7 +23,7 @@ def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
     Looks `MAX_DEPTH` containers deep; arrays hidden in objects of the caller's own classes are not seen.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return False
     if isinstance(value, np.ndarray):
         return bool(np.may_share_memory(value, view))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from async_orch._collect import escaped
-from async_orch._escape import escapes
+from async_orch._escape import PLAIN, escapes
 from async_orch._nbytes import as_nbytes
 from async_orch._ring import Lease
 from async_orch._slot import Slot
@@ -104,6 +104,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
     copying, to_retire = h2d.copying, retire.queue
     copy_stream, compute_stream = pipeline.copy_stream, pipeline.compute_stream
     take_staging, take_slot = staging_ring.take, slot_ring.take
+    free_staging, free_slot = staging_ring.free_indices.append, slot_ring.free_indices.append
     sink, collected = pipeline.sink, retire.collected
 
     def travel(step: Step) -> None:
@@ -161,18 +162,20 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
 
         # h2d
         copied = None
-        if staged >= 0:
+        if staged >= 0 and memory.image is not None:
             try:
-                step.copy_start = copy_stream.begin()
-                if nbytes and memory.image is not None:
-                    copy_stream.copy(memory.image, staging_items[staged].buffer, nbytes)
-                copied = step.copy_end = copy_stream.record()
+                step.copy_start, copied = copy_stream.begin_copy(memory.image, staging_items[staged].buffer, nbytes)
+                step.copy_end = copied
             except OrchError as exc:
                 step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
                 h2d.copy_failed(step, exc)
                 return
             if not copying and copied.query():
-                staging_ring.give_back(staged)
+                if staging_ring.on_free is None:
+                    staging_ring.generations[staged] += 1
+                    free_staging(staged)
+                else:
+                    staging_ring.give_back(staged)
             else:
                 copying.append((copied, Lease(staging_ring, staged, staging_ring.generations[staged])))
 
@@ -188,7 +191,6 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         try:
             step.device_start = compute_stream.begin(copied)
             used = program.launch(payload, slot, compute_stream)
-            fence = step.device_end = step.output_done = compute_stream.record()
             nbytes = program.output_nbytes
             if used is not None:
                 nbytes = as_nbytes(used)
@@ -196,8 +198,10 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
                     raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {program.output_nbytes}")
             step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
-                compute_stream.copy(memory.output_host, memory.output, nbytes)
-                fence = step.output_done = compute_stream.record()
+                step.device_end, fence = compute_stream.record_copy(memory.output_host, memory.output, nbytes)
+            else:
+                fence = step.device_end = compute_stream.record()
+            step.output_done = fence
         except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
             pipeline.hook_raised(exc)
             launch.enqueue_failed(step, exc)
@@ -228,7 +232,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
                 output_view = retire.view(step)
             try:
                 output = program.collect(payload, output_view)
-                if output is not None and escapes(output, output_view):
+                if output is not None and type(output) not in PLAIN and escapes(output, output_view):
                     raise escaped(program)
             except BaseException as exc:  # noqa: BLE001 - whatever the hook raises is its step's failure
                 pipeline.hook_raised(exc)
@@ -238,7 +242,11 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             collected(step, output, None)
             return
         step.copy_end = step.device_end = step.output_done = step.slot = None
-        slot_ring.give_back(index)
+        if slot_ring.on_free is None:
+            generations[index] = generation + 1
+            free_slot(index)
+        else:
+            slot_ring.give_back(index)
         step.output = output
         step.collected = True
         ended_ns = step.retire_end_ns = step.settled_ns = now()

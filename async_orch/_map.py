@@ -136,7 +136,7 @@ class StepIterator(Generic[StepT, ResultT]):
     async def _next(self, *, yield_first: bool) -> StepResult[ResultT]:
         window = self._window
         if yield_first:
-            await asyncio.sleep(0)
+            await window.orchestrator.give_turn()
         if self._source is not None and not self._fed:
             self._fed = True
             window.orchestrator.start_feeder(_feed, window, self._source)

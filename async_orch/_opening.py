@@ -28,7 +28,8 @@ from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
 from async_orch._process_boot import refuse_in_worker
 from async_orch._program import ProgramRuntime, StepProgram
-from async_orch._records import RecordMaker, RecordWriter
+from async_orch._record import RecordMaker
+from async_orch._records import RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
@@ -117,7 +118,7 @@ class Opened:
             opening = self._opening_event(maker)
             emit("info", **opening)
             if targets:
-                self.writer = RecordWriter(maker, targets, self.loop, lambda: opening)
+                self.writer = RecordWriter(maker, targets, self.loop, lambda: opening | maker.anchor())
                 outer.callback(self._close_writer, self.writer)
         if config.launch_in == "thread":
             self._device_waker = Waker(self.loop, self._device_thread_woke)
@@ -245,8 +246,7 @@ class Opened:
             "program": {name: type(unwrap(program)).__name__ for name, program in self.programs.items()},
             "config": config,
             "versions": {name: version(name) for name in ("async-orch", "numpy", "anyio")},
-            "mono_ns": maker.anchor_mono_ns,
-            "wall_ns": maker.anchor_wall_ns,
+            **maker.anchor(),
         }
 
     # -- closing -------------------------------------------------------------------------------------------

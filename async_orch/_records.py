@@ -7,9 +7,8 @@ few records it lets go of the GIL, so that rendering never holds up the loop.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-import os
-import socket
 import threading
 import time
 from collections import deque
@@ -18,11 +17,10 @@ from typing import Any, Protocol
 
 from async_orch import logs
 from async_orch._events import emit
-from async_orch._step import UNKNOWN, Step
-from async_orch._timings import timings_of
-from async_orch.exceptions import StepTimeout
+from async_orch._record import RecordMaker
+from async_orch._step import Step
 
-__all__ = ["RecordMaker", "RecordTarget", "RecordWriter"]
+__all__ = ["RecordTarget", "RecordWriter", "RecordsLost"]
 
 BUFFER_RECORDS = 16_384
 """Records that may wait for the writer (about 25 MB); further ones are dropped and counted."""
@@ -30,102 +28,26 @@ BUFFER_RECORDS = 16_384
 CHUNK_RECORDS = 16
 """Records rendered between two offers of the GIL: at about 5 us each well under 200 us."""
 
+BEHIND_RECORDS = 1_024
+"""More than that waiting: `RecordWriter.behind`. At 2,000 steps/s there are never more than about 40."""
+
+CATCH_UP_S, REST_S = 0.1, 1.0
+"""A caller gives the writer at most this long to catch up; if that was not enough, not again for `REST_S`."""
+
+EXIT_S = 5.0
+"""How long the end of the interpreter waits for what is left in the buffer."""
+
 LINGER_S = 0.02
 """How long the writer lets records gather before it writes them, when nobody flushes."""
 
-_LEVELS = {"step.failed": "error", "step.cancelled": "warning", "step.detached": "warning"}
-
-
-class RecordMaker:
-    """Turns a settled step into its `StepRecord`. Immutable but for the clock anchor."""
-
-    def __init__(self, run_id: str, device: str, device_clock: str, clock_ns: Callable[[], int]) -> None:
-        self.run_id = run_id
-        self.pid = os.getpid()
-        self.host = socket.gethostname()
-        self.device = device
-        self.device_clock: Any = device_clock
-        self.anchor_mono_ns = clock_ns()
-        self.anchor_wall_ns = time.time_ns()
-        self.sees_allocations = True
-
-    def __call__(self, step: Step) -> logs.StepRecord:
-        """The record; callable once the step has settled and its fences were read."""
-        timings = timings_of(step)
-        event: Any = f"step.{step.outcome}"
-        h2d_ns, sm_nbytes, copy_nbytes = timings.h2d_ns, timings.sm_nbytes, timings.copy_nbytes
-        graph_ns, sm_ns, split = h2d_ns, None if h2d_ns is None else 0, None
-        if h2d_ns is not None and sm_nbytes is not None and copy_nbytes:
-            # One copy, divided by its bytes: a share, not a measurement, and marked as such.
-            sm_ns = h2d_ns * sm_nbytes // copy_nbytes
-            graph_ns, split = h2d_ns - sm_ns, "bytes"
-        error, extras = step.error, step.extras
-        if step.outcome != "failed" and not isinstance(error, StepTimeout):
-            error = None  # a cancel is what the caller wanted
-        wall_ns = self.anchor_wall_ns + step.settled_ns - self.anchor_mono_ns
-        fields: Any = (
-            event,
-            logs.SCHEMA,
-            _LEVELS.get(event, "info"),
-            logs.format_timestamp(wall_ns),
-            self.run_id,
-            self.pid,
-            self.host,
-            self.device,
-            step.program.name,
-            step.step_id,
-            step.seq,
-            step.attrs,
-            None if step.after_seq == UNKNOWN else step.after_seq,
-            None if step.slot_index == UNKNOWN else step.slot_index,
-            None if step.generation == UNKNOWN else step.generation,
-            step.cold_reason,
-            timings.submit_ns,
-            timings.accept_ns,
-            timings.build_start_ns,
-            timings.build_ns,
-            timings.acquire_start_ns,
-            timings.acquire_wait_ns,
-            timings.h2d_start_ns,
-            h2d_ns,
-            graph_ns,
-            sm_ns,
-            split,
-            None if step.d2d_ns == UNKNOWN else step.d2d_ns,
-            timings.alloc_count if self.sees_allocations else None,
-            timings.alloc_nbytes if self.sees_allocations else None,
-            timings.alloc_ns if self.sees_allocations else None,
-            copy_nbytes,
-            sm_nbytes,
-            None if extras is None or extras.feed_wait_ns == UNKNOWN else extras.feed_wait_ns,
-            None if extras is None or extras.feed_ns == UNKNOWN else extras.feed_ns,
-            timings.launch_start_ns,
-            timings.launch_ns,
-            timings.device_start_ns,
-            timings.device_ns,
-            self.device_clock,
-            timings.d2h_ns,
-            timings.d2h_nbytes,
-            timings.retire_start_ns,
-            timings.retire_ns,
-            timings.total_ns,
-            timings.bubble_ns,
-            timings.starved_ns,
-            step.in_flight,
-            step.on_device or None,
-            None if error is None else " ".join(str(error).split()),
-            None if error is None else getattr(error, "stage", step.failed_in),
-            None if step.staging_copy_ns == UNKNOWN else step.staging_copy_ns,
-            None if step.delta_ns == UNKNOWN else step.delta_ns,
-        )
-        return logs.StepRecord(*fields)
-
 
 class RecordTarget(Protocol):
-    """Where records go; called on the writer's thread only."""
+    """Where records go; called on the writer's thread only. ``name`` says in a warning which one failed."""
+
+    name: str
 
     def write(self, records: Sequence[logs.StepRecord]) -> None:
-        """Take some records."""
+        """Take some records; `RecordsLost` or another exception for what it could not take."""
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Take an event of the orchestrator's own."""
@@ -134,8 +56,22 @@ class RecordTarget(Protocol):
         """Flush what is buffered."""
 
 
+class RecordsLost(Exception):
+    """A target could not take ``count`` of the records; the cause is the last error. Ends at the writer."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} records lost")
+        self.count = count
+
+
 class RecordWriter:
-    """The writer thread and its bounded buffer."""
+    """The writer thread and its bounded buffer.
+
+    A loop that never waits for anything starves the thread: the GIL changes hands every 5 ms, and by then some hundred
+    steps have ended for the sixteen records written. So whoever gives the loop a turn looks at `behind` first, and
+    waits with `catch_up` instead: nothing is lost then. A disk that hangs holds nobody up for long; the buffer fills,
+    and what does not fit is dropped and counted.
+    """
 
     def __init__(
         self,
@@ -144,11 +80,15 @@ class RecordWriter:
         loop: asyncio.AbstractEventLoop,
         anchor: Callable[[], dict[str, Any]],
     ) -> None:
-        self.dropped = 0
+        self._overflowed = 0  # by the loop's thread
+        self._lost = 0  # by the writer's
         self._maker = maker
         self._targets = list(targets)
+        self._warned: set[RecordTarget] = set()
         self._loop = loop
         self._anchor = anchor
+        self._patient_from_s = 0.0
+        self._catching_up: deque[asyncio.Future[None]] = deque()
         self._buffer: deque[Step] = deque()
         self._flushes: deque[asyncio.Future[None]] = deque()
         self._ready = threading.Event()
@@ -156,12 +96,40 @@ class RecordWriter:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="async_orch-log", daemon=True)
         self._thread.start()
+        # Daemon threads end with the interpreter, but only after this: also a run that nobody left has its records.
+        atexit.register(self.close, EXIT_S)
+
+    @property
+    def dropped(self) -> int:
+        """Records that did not fit into the buffer, or that a target could not take."""
+        return self._overflowed + self._lost
+
+    @property
+    def behind(self) -> bool:
+        """Whether a caller that has the choice should `catch_up` before it submits more."""
+        return len(self._buffer) > BEHIND_RECORDS and self._loop.time() >= self._patient_from_s
+
+    async def catch_up(self) -> None:
+        """Wait until half of `BEHIND_RECORDS` are left, at most `CATCH_UP_S`."""
+        future = self._loop.create_future()
+        self._catching_up.append(future)
+        self._ready.set()
+        timer = self._loop.call_later(CATCH_UP_S, self._give_up, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def _give_up(self, future: asyncio.Future[None]) -> None:
+        self._patient_from_s = self._loop.time() + REST_S
+        if not future.done():
+            future.set_result(None)
 
     def put(self, step: Step) -> None:
         """Take a settled step; on the loop's thread. Never waits: drops and counts when the buffer is full."""
         buffer = self._buffer
         if len(buffer) >= BUFFER_RECORDS:
-            self.dropped += 1
+            self._overflowed += 1
             return
         buffer.append(step)
         if self._idle:
@@ -179,6 +147,7 @@ class RecordWriter:
 
     def close(self, timeout_s: float) -> bool:
         """Write what is left and end the thread; False if it is stuck in a target of the caller."""
+        atexit.unregister(self.close)
         self._closing = True
         self._ready.set()
         self._thread.join(timeout_s)
@@ -209,7 +178,7 @@ class RecordWriter:
                     # Put between the look and the flag: it saw no idle writer and did not wake us.
                     self._ready.set()
         for target in self._targets:
-            self._guard(target.close)
+            self._guard(target, target.close)
         self._settle([self._flushes.popleft() for _ in range(len(self._flushes))])
 
     def _write_buffer(self) -> None:
@@ -217,22 +186,31 @@ class RecordWriter:
         while buffer:
             records = [self._maker(buffer.popleft()) for _ in range(min(CHUNK_RECORDS, len(buffer)))]
             for target in self._targets:
-                if not self._guard(target.write, records):
-                    self.dropped += len(records)
+                self._lost += self._guard(target, target.write, records, lost=len(records))
+            if self._catching_up and len(buffer) <= BEHIND_RECORDS // 2:
+                self._settle([self._catching_up.popleft() for _ in range(len(self._catching_up))])
             time.sleep(0)
 
     def _write_event(self, event: dict[str, Any]) -> None:
         for target in self._targets:
-            self._guard(target.write_event, event)
+            self._guard(target, target.write_event, event)
 
-    def _guard(self, call: Callable[..., None], *args: Any) -> bool:
-        """Call into a target; its exception must not end the writer."""
+    def _guard(self, target: RecordTarget, call: Callable[..., None], *args: Any, lost: int = 0) -> int:
+        """Call into a target, whose exception must not end the writer; how many records it could not take.
+
+        One warning for each target and spell of failing: a full disk fails at every write.
+        """
         try:
             call(*args)
         except Exception as exc:  # noqa: BLE001 - a target is the caller's code or a full disk
-            emit("warning", "step_log.failed", error=repr(exc))
-            return False
-        return True
+            if target not in self._warned:
+                self._warned.add(target)
+                cause = exc.__cause__ if isinstance(exc, RecordsLost) else exc
+                emit("warning", "step_log.failed", target=target.name, error=repr(cause))
+            return exc.count if isinstance(exc, RecordsLost) else lost
+        if lost:
+            self._warned.discard(target)
+        return 0
 
     def _settle(self, flushes: Sequence[asyncio.Future[None]]) -> None:
         if not flushes:

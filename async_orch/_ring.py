@@ -7,7 +7,7 @@ lease is granted, ended or parked in one indivisible move on the loop's thread; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ class Ring(Generic[ItemT]):
     ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
-    __slots__ = ("_fifo", "_free", "_on_free", "_parked", "_quarantined", "generations", "items")
+    __slots__ = ("_fifo", "_free", "_parked", "_quarantined", "generations", "items", "on_free")
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Ring(Generic[ItemT]):
     ) -> None:
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
-        self._on_free = on_free
+        self.on_free = on_free
         self._free: deque[int] = deque(range(len(items)))
         self.generations = [0] * len(items)
         self._parked: dict[int, tuple[Fence, ...]] = {}
@@ -56,12 +56,12 @@ class Ring(Generic[ItemT]):
     def give_back(self, index: int) -> None:
         """End the lease of ``index`` that `take` began; nothing uses the buffer any more."""
         self.generations[index] += 1
-        if self._on_free is not None:
-            self._on_free(self.items[index])
+        if self.on_free is not None:
+            self.on_free(self.items[index])
         self._free.append(index)
 
     @property
-    def free_indices(self) -> Collection[int]:
+    def free_indices(self) -> deque[int]:
         """The buffers that can be leased now, live: the same object for the life of the ring."""
         return self._free
 
@@ -90,13 +90,13 @@ class Ring(Generic[ItemT]):
             if pending:
                 self._parked[index] = pending
                 return
-        if self._on_free is not None:
-            self._on_free(self.items[index])
+        if self.on_free is not None:
+            self.on_free(self.items[index])
         self._free.append(index)
 
     def _put_back(self, index: int) -> None:
-        if self._on_free is not None:
-            self._on_free(self.items[index])
+        if self.on_free is not None:
+            self.on_free(self.items[index])
         self._free.append(index)
 
     def poll(self) -> bool:

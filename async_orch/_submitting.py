@@ -159,7 +159,7 @@ class Submitting(Generic[StepT, ResultT]):
             if self.turn_used_up(accepted.submit_ns):
                 # After the acceptance, so that nobody overtakes.
                 try:
-                    await asyncio.sleep(0)
+                    await self.give_turn()
                 except BaseException:
                     pipeline.settling.cancel(accepted)
                     raise
@@ -204,6 +204,14 @@ class Submitting(Generic[StepT, ResultT]):
         self._since_yield = 0
         self._yield_at_ns = now_ns + YIELD_NS
         return None
+
+    async def give_turn(self) -> None:
+        """Let other tasks run, and the log's writer catch up if it is behind."""
+        writer = None if self._opened is None else self._opened.writer
+        if writer is not None and writer.behind:
+            await writer.catch_up()
+        else:
+            await asyncio.sleep(0)
 
     def turn_used_up(self, now_ns: int) -> bool:
         """Whether the caller should let other tasks run before going on; counts as one look."""

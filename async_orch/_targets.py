@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from async_orch._events import emit
-from async_orch._records import RecordTarget
+from async_orch._records import RecordsLost, RecordTarget
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import StepRecord, encode_lines
 
@@ -24,17 +23,16 @@ HOLD_NS = 100_000
 class FileTarget:
     """JSON lines appended to a file. Lines are whole: each write ends with a newline.
 
-    After a failed write (a full disk, a closed pipe) it warns once and goes on trying; what did not get out is
-    counted by the writer.
+    After a failed write (a full disk, a closed pipe) the writer warns once, counts what did not get out, and goes on
+    trying.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115 - Path.open has no opener
         except OSError as exc:
             raise ConfigurationError(f"step_log={str(path)!r} cannot be opened for writing: {exc.strerror}") from exc
-        self._path = path
-        self._warned = False
+        self.name = str(path)
         self._torn = False
 
     def write(self, records: Sequence[StepRecord]) -> None:
@@ -51,11 +49,8 @@ class FileTarget:
         while view:
             try:
                 written = self._file.write(view) or 0
-            except OSError as exc:
+            except OSError:
                 self._torn = self._torn or len(view) != len(data)
-                if not self._warned:
-                    self._warned = True
-                    emit("warning", "step_log.failed", path=str(self._path), error=str(exc))
                 raise
             view = view[written:]
         self._torn = False
@@ -64,17 +59,28 @@ class FileTarget:
         self._file.close()
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting: a named pipe that nobody reads would hold the event loop until somebody does."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 class LoggerTarget:
     """Each record as one event of a structlog logger, whose processors run on the writer's thread."""
+
+    name = "structlog logger"
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
 
     def write(self, records: Sequence[StepRecord]) -> None:
-        for record in records:
-            fields = msgspec.structs.asdict(record)
-            event, level = fields.pop("event"), fields.pop("level")
-            getattr(self._logger, level)(event, **fields)
+        _each(self._write_one, records)
+
+    def _write_one(self, record: StepRecord) -> None:
+        fields = msgspec.structs.asdict(record)
+        event, level = fields.pop("event"), fields.pop("level")
+        getattr(self._logger, level)(event, **fields)
 
     def write_event(self, event: dict[str, Any]) -> None:
         fields = dict(event)
@@ -89,21 +95,33 @@ class CallableTarget:
 
     def __init__(self, function: Callable[[StepRecord], object]) -> None:
         self._function = function
+        self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
 
     def write(self, records: Sequence[StepRecord]) -> None:
-        let_go_at_ns = time.monotonic_ns() + HOLD_NS
-        for record in records:
-            self._function(record)
-            if time.monotonic_ns() > let_go_at_ns:
-                # An observer may take a while, and its neighbour on the loop should not wait for all of them.
-                time.sleep(0)
-                let_go_at_ns = time.monotonic_ns() + HOLD_NS
+        _each(self._function, records)
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Functions get step records only."""
 
     def close(self) -> None:
         """Nothing is buffered here."""
+
+
+def _each(take: Callable[[StepRecord], object], records: Sequence[StepRecord]) -> None:
+    """Give ``take`` every record, also after it raised for one. Raises `RecordsLost` at the end if it did."""
+    failed, last = 0, None
+    let_go_at_ns = time.monotonic_ns() + HOLD_NS
+    for record in records:
+        try:
+            take(record)
+        except Exception as exc:  # noqa: BLE001 - counted and reported by the writer
+            failed, last = failed + 1, exc
+        if time.monotonic_ns() > let_go_at_ns:
+            # It may take a while, and its neighbour on the loop should not wait for all of them.
+            time.sleep(0)
+            let_go_at_ns = time.monotonic_ns() + HOLD_NS
+    if last is not None:
+        raise RecordsLost(failed) from last
 
 
 def targets_for(step_log: Any, observers: Sequence[Callable[[StepRecord], object]]) -> list[RecordTarget]:

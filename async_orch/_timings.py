@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from async_orch._step import UNKNOWN, Step
 
-__all__ = ["StepTimings", "timings_of"]
+__all__ = ["StepTimings", "copied_nbytes", "timings_of"]
 
 
 class StepTimings(NamedTuple):
@@ -46,12 +46,17 @@ class StepTimings(NamedTuple):
     starved_ns: int | None
 
 
+def copied_nbytes(step: Step) -> tuple[int, int]:
+    """Bytes of the image that were really copied, and how many of them belong to the task table; or `UNKNOWN`."""
+    delta = step.delta
+    if delta is None:
+        return step.copy_nbytes, step.sm_nbytes
+    return delta.nbytes, UNKNOWN if step.sm_nbytes == UNKNOWN else delta.nbytes_below(step.sm_nbytes)
+
+
 def timings_of(step: Step) -> StepTimings:
     """The step's timings with None for what is unknown."""
-    copy_nbytes, sm_nbytes, delta = step.copy_nbytes, step.sm_nbytes, step.delta
-    if delta is not None:
-        copy_nbytes = delta.nbytes
-        sm_nbytes = UNKNOWN if sm_nbytes == UNKNOWN else delta.nbytes_below(sm_nbytes)
+    copy_nbytes, sm_nbytes = copied_nbytes(step)
     return StepTimings(
         submit_ns=step.submit_ns,
         accept_ns=step.accept_ns,

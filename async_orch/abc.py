@@ -213,6 +213,22 @@ class Stream(ABC):
             self.wait(after)
         return self.record()
 
+    def begin_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        """`begin` a step here with a `copy` to the device, then `record`: the fences before and behind the copy.
+
+        One call for what every image needs; override it where three are dear.
+        """
+        start = self.begin()
+        if nbytes:
+            self.copy(dst, src, nbytes)
+        return start, self.record()
+
+    def record_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        """`record`, `copy`, `record`: where the kernels end, and where their output has arrived."""
+        reached = self.record()
+        self.copy(dst, src, nbytes)
+        return reached, self.record()
+
     def idle(self) -> bool:
         """Whether everything enqueued so far is done."""
         return self.record().query()

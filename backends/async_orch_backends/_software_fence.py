@@ -53,7 +53,7 @@ class DoneFence(msgspec.Struct, Fence, metaclass=_StructAndFence, eq=False):
     """
 
     _time_ns: int
-    failure: BaseException | None
+    failure: BaseException | None = None
     """`error`, for those who know that it is this class: an attribute costs a fifth of a property."""
 
     notifies: ClassVar[bool] = True

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     try:
         return asyncio.run(_serve(options))
-    except (ModelError, OrchError, OSError, ValueError) as exc:
+    except (ModelError, OrchError, ImportError, OSError, ValueError) as exc:
         print(f"examples.serve: error: {' '.join(str(exc).split())}", file=sys.stderr)
         return 1
 

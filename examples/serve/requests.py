@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -43,6 +46,13 @@ class Service:
     request_s: float = 300.0
 
 
+LARGE_BODY_NBYTES = 8192
+"""Above it the prompt is made into tokens on a thread: the loop has streams to serve."""
+
+WRITE_GRACE_S = 5.0
+"""How long after its time limit a stream may still be written to a client that does not read."""
+
+
 class Generate:
     """``POST /v1/completions`` or ``POST /v1/chat/completions``, as an ASGI application."""
 
@@ -53,8 +63,9 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request = decode(await self._body(scope, receive), self._kind)
-            generation = self._take(scope, request)
+            body = await self._body(scope, receive)
+            request = decode(body, self._kind)
+            generation = await self._take(scope, request, off_loop=len(body) > LARGE_BODY_NBYTES)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -91,7 +102,7 @@ class Generate:
             raise ApiError(408, text, code="request_timeout") from None
         return bytes(body)
 
-    def _take(self, scope: Scope, request: CompletionRequest | ChatRequest) -> Generation:
+    async def _take(self, scope: Scope, request: CompletionRequest | ChatRequest, *, off_loop: bool) -> Generation:
         service = self._service
         if request.model != service.model:
             raise ApiError(
@@ -99,7 +110,10 @@ class Generate:
                 code="model_not_found", param="model",
             )  # fmt: skip
         scheduler, state = service.engine.scheduler, scope["state"]
-        asked = asked_for(request, service.codec, scheduler.limits, scheduler.blocks.total, chat=self._chat)
+        ask = functools.partial(
+            asked_for, request, service.codec, scheduler.limits, scheduler.blocks.total, chat=self._chat
+        )
+        asked = await anyio.to_thread.run_sync(ask) if off_loop else ask()
         text = OutputText(service.codec, asked.stop)
         generation = Generation(state["request"], asked, text, traceparent=state["traceparent"])
         service.engine.submit(generation)
@@ -142,8 +156,12 @@ class Answer:
             await response(scope, receive, send)
 
     async def stream(self, receive: Receive, send: Send, *, include_usage: bool) -> None:
-        """Server-sent events, at most one for each token."""
+        """Server-sent events, at most one for each token. Cut off if the client does not read them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._until + WRITE_GRACE_S):
+                await self._stream(receive, send, include_usage=include_usage)
 
+    async def _stream(self, receive: Receive, send: Send, *, include_usage: bool) -> None:
         async def body(data: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 

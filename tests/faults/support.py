@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from async_orch import Orchestrator, StepHandle, _opening
-from async_orch._records import RecordMaker, RecordTarget
+from async_orch._record import RecordMaker
+from async_orch._records import RecordTarget
 from async_orch._step import Step
 from async_orch.logs import StepRecord
 
@@ -43,6 +44,7 @@ class SyncWriter:
     """Stands in for the log's thread where that would disturb: in virtual time, and in thousands of short runs."""
 
     dropped = 0
+    behind = False
 
     def __init__(self, maker: RecordMaker, targets: Sequence[RecordTarget], *_: Any) -> None:
         self._maker, self._targets = maker, targets

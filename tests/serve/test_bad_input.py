@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
+import anyio
+import pytest
+
+from examples.serve import requests
+from examples.serve.answers import Shape
+from examples.serve.generation import Asked, Generation
+from examples.serve.text import OutputText
 from tests.serve.driving import NAME, Running, raw, running
-from tests.serve.hash_model import HashModel
+from tests.serve.hash_model import Characters, HashModel
 
 
 def post(body: bytes | dict[str, Any], path: str = "/v1/completions", **headers: str) -> bytes:
@@ -219,3 +227,40 @@ async def test_a_client_that_does_not_read_holds_up_nobody() -> None:
         await server.until_idle()
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_stream_that_cannot_be_written_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that never reads: once the time limit and a grace are over, its request is dropped."""
+    monkeypatch.setattr(requests, "WRITE_GRACE_S", 0.05)
+    generation = Generation("deaf", Asked((5,), 50), OutputText(Characters(), ()))
+    answer = requests.Answer(generation, Shape(generation, NAME, chat=False), 0.05)
+    generation.push(7)
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            await anyio.sleep_forever()
+
+    async def receive() -> Any:
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(5):
+        await answer.stream(receive, send, include_usage=False)
+    assert sent == ["http.response.start", "http.response.body"]
+
+
+async def test_a_long_prompt_is_read_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making tokens of many kilobytes would hold up every stream."""
+    threads: list[str] = []
+    encode = Characters.encode
+
+    def watched(self: Characters, text: str) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(self, text)
+
+    monkeypatch.setattr(Characters, "encode", watched)
+    async with running(HashModel(context=1024)) as server:
+        assert (await refused(server, post(GOOD | {"prompt": "x" * 9000})))[0] == 400
+        assert split(await raw(server, post(GOOD)))[0] == 200
+    assert ["MainThread" in name for name in threads] == [False, True]

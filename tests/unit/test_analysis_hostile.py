@@ -19,8 +19,10 @@ OPENED = b'{"event":"orchestrator.opened","run_id":"run-a","config":%s}\n'
 
 def steps(count: int = 24) -> list[bytes]:
     """Lines of a sound run: the steps of `step_record`, one after the other."""
-    starts = ("submit_ns", "accept_ns", "build_start_ns", "acquire_start_ns", "h2d_start_ns", "launch_start_ns")
-    starts += ("device_start_ns", "retire_start_ns")
+    starts = (
+        *("submit_ns", "accept_ns", "build_start_ns", "acquire_start_ns"),
+        *("h2d_start_ns", "launch_start_ns", "device_start_ns", "retire_start_ns"),
+    )
     sound = step_record()
     return [
         encode_line(step_record(seq=seq, **{name: getattr(sound, name) + seq * PERIOD for name in starts}))

@@ -275,3 +275,17 @@ def test_describe_shows_replays() -> None:
     assert "0: replay of definition 1(image+192:float32[4], weights+0:float32[8], workspace+0:float32[4], 3.0)" in text
     assert "2: scale(output+0:float32[4], 10, output+0:float32[4]) after [1]" in text
     assert repr(record_layer(builder)).startswith("<Definition 'layer': 3 tasks, 4 parameters, ")
+
+
+def test_builders_that_record_alike_agree() -> None:
+    """Two builders that record the same in the same order give the same Definitions in the same places."""
+    table = make_table()
+    images, contents = [], []
+    for _ in range(2):
+        builder = make_builder(table)
+        record_pair(builder)
+        contents.append(builder.place_definitions())
+        images.append(np.zeros(1 << 14, np.uint8))
+        build_replays(builder, images[-1])
+    np.testing.assert_array_equal(contents[0], contents[1])
+    np.testing.assert_array_equal(images[0], images[1])

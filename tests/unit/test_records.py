@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from async_orch import Orchestrator, StepHandle
+from async_orch import Orchestrator, StepHandle, _records
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import FIELDS, StepRecord
 from async_orch.testing import ManualBackend
@@ -164,3 +168,152 @@ async def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
     opened, steps = read(path)
     assert len({e["run_id"] for e in opened}) == 2
     assert [s["run_id"] for s in steps] == [e["run_id"] for e in opened]
+
+
+async def test_a_flood_of_steps_loses_no_record() -> None:
+    """A loop that never waits gives the writer its turn: more steps than the buffer holds, and every one written."""
+    seen = [0]
+
+    def count(record: StepRecord) -> None:
+        seen[0] += 1
+
+    async with Orchestrator(Square(), "sim:instant", step_log=count) as orch:
+        async for _ in orch.map(range(20_000)):
+            pass
+        for i in range(2_000):
+            await orch.submit(i)
+        await orch.drain()
+    assert (seen[0], orch.statistics().records_dropped) == (22_000, 0)
+
+
+async def test_a_sink_that_hangs_holds_no_step_up_and_what_it_cannot_take_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The buffer fills, the rest is dropped and counted, and every step completes."""
+    monkeypatch.setattr(_records, "CATCH_UP_S", 0.01)
+    monkeypatch.setattr(_records, "BUFFER_RECORDS", 2_000)
+    free, seen = threading.Event(), [0]
+
+    def stuck(record: StepRecord) -> None:
+        free.wait(60.0)
+        seen[0] += 1
+
+    async with Orchestrator(Square(), "sim:instant", step_log=stuck) as orch:
+        async for _ in orch.map(range(3_000)):
+            pass
+        assert orch.statistics().completed == 3_000
+        free.set()
+    dropped = orch.statistics().records_dropped
+    assert dropped > 0
+    assert seen[0] + dropped == 3_000
+
+
+async def test_whoever_waits_for_the_writer_is_woken_when_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends with the writer's work, not with its time limit, which here is an hour away."""
+    monkeypatch.setattr(_records, "CATCH_UP_S", 3_600.0)
+    free = threading.Event()
+    async with Orchestrator(Square(), "sim:instant", step_log=lambda record: free.wait(60.0)) as orch:
+        for i in range(_records.BEHIND_RECORDS + 100):
+            orch.submit_nowait(i)
+        waiting = asyncio.ensure_future(orch.give_turn())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        free.set()
+        await waiting
+        await orch.give_turn()
+    assert orch.statistics().records_dropped == 0
+
+
+async def test_an_observer_that_raises_loses_what_it_raised_for_and_is_reported_once() -> None:
+    """Other records reach it, other observers get all, each loss is counted, and a spell of failing is one warning."""
+    odd: list[int] = []
+    every: list[int] = []
+
+    def picky(record: StepRecord) -> None:
+        if record.seq % 2:
+            raise ValueError("an odd record")
+        odd.append(record.seq)
+
+    with structlog.testing.capture_logs() as captured:
+        async with Orchestrator(
+            Square(), "sim:instant", observers=[picky, lambda record: every.append(record.seq)]
+        ) as orch:
+            for i in range(10):
+                await orch.run(i)
+    assert odd == [0, 2, 4, 6, 8]
+    assert every == list(range(10))
+    assert orch.statistics().records_dropped == 5
+    warnings = [event for event in captured if event["event"] == "step_log.failed"]
+    assert [(w["error"], "picky" in w["target"]) for w in warnings] == [("ValueError('an odd record')", True)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_full_disk_costs_one_warning_and_the_records() -> None:
+    """Every write fails: the steps complete, the records are counted as dropped, and one line says why."""
+    with structlog.testing.capture_logs() as captured:
+        async with Orchestrator(Square(), "sim:instant", step_log="/dev/full") as orch:
+            async for _ in orch.map(range(100)):
+                pass
+    assert orch.statistics().records_dropped == 100
+    warnings = [event for event in captured if event["event"] == "step_log.failed"]
+    assert [warning["target"] for warning in warnings] == ["/dev/full"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+async def test_a_named_pipe_without_a_reader_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    """Opening it would hold the event loop until somebody reads."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match="cannot be opened for writing"):
+        async with Orchestrator(Square(), "sim:instant", step_log=path):
+            pass
+
+
+async def test_the_clock_anchor_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of days follows the wall clock: each repetition of `orchestrator.opened` has the clocks of its moment."""
+    monkeypatch.setattr(_records, "ANCHOR_PERIOD_S", -1.0)
+    path = tmp_path / "run.jsonl"
+    async with Orchestrator(Square(), "sim:instant", step_log=path) as orch:
+        for i in range(2):
+            await orch.run(i)
+            await orch.drain()
+    opened, _ = read(path)
+    assert len(opened) > 1
+    anchors = [(event["mono_ns"], event["wall_ns"]) for event in opened]
+    assert len(set(anchors)) == len(anchors)
+
+
+def test_a_run_that_nobody_leaves_has_its_records_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
+    """`sys.exit` in the middle of a run writes what waits in the buffer."""
+    path = tmp_path / "run.jsonl"
+    script = f"""
+import asyncio, sys
+from async_orch import Orchestrator, SlotSpec, StepProgram
+class Nothing(StepProgram):
+    slot = SlotSpec(image_nbytes=0)
+    def launch(self, step, slot, stream): pass
+async def main():
+    orch = await Orchestrator(Nothing(), "sim:instant", step_log={str(path)!r}).__aenter__()
+    for i in range(50):
+        await orch.run(i)
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+sys.exit(0)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+    assert len(read(path)[1]) == 50
+
+
+async def test_no_duration_is_negative_where_build_tells_what_it_used() -> None:
+    """The wait for a slot begins when the build is over, also if the image is used in part."""
+
+    class Part(Square):
+        def build(self, step: int, image: Any) -> int:
+            super().build(step, image)
+            return 8
+
+    records: list[StepRecord] = []
+    async with Orchestrator(Part(), "sim:instant", step_log=records.append) as orch:
+        for i in range(200):
+            await orch.run(i)
+    assert all(record.acquire_wait_ns is not None and record.acquire_wait_ns >= 0 for record in records)
