@@ -34,6 +34,9 @@ BEHIND_RECORDS = 1_024
 CATCH_UP_S, REST_S = 0.1, 1.0
 """A caller gives the writer at most this long to catch up; if that was not enough, not again for `REST_S`."""
 
+LAST_RESORT_S, LONG_REST_S = 1.0, 10.0
+"""The same once half of the buffer is full and records would soon be lost: a disk may well pause for a second."""
+
 EXIT_S = 5.0
 """How long the end of the interpreter waits for what is left in the buffer."""
 
@@ -87,7 +90,7 @@ class RecordWriter:
         self._warned: set[RecordTarget] = set()
         self._loop = loop
         self._anchor = anchor
-        self._patient_from_s = 0.0
+        self._patient_from_s = self._last_resort_from_s = 0.0
         self._catching_up: deque[asyncio.Future[None]] = deque()
         self._buffer: deque[Step] = deque()
         self._flushes: deque[asyncio.Future[None]] = deque()
@@ -107,21 +110,32 @@ class RecordWriter:
     @property
     def behind(self) -> bool:
         """Whether a caller that has the choice should `catch_up` before it submits more."""
-        return len(self._buffer) > BEHIND_RECORDS and self._loop.time() >= self._patient_from_s
+        waiting = len(self._buffer)
+        if waiting <= BEHIND_RECORDS:
+            return False
+        now_s = self._loop.time()
+        return now_s >= self._patient_from_s or (waiting > BUFFER_RECORDS // 2 and now_s >= self._last_resort_from_s)
 
     async def catch_up(self) -> None:
-        """Wait until half of `BEHIND_RECORDS` are left, at most `CATCH_UP_S`."""
+        """Wait until nothing is left to write, at most `CATCH_UP_S`, or `LAST_RESORT_S` with half of the buffer full.
+
+        Nothing, so that the thread then lets records gather while the loop runs, instead of fighting it for the GIL.
+        """
         future = self._loop.create_future()
         self._catching_up.append(future)
         self._ready.set()
-        timer = self._loop.call_later(CATCH_UP_S, self._give_up, future)
+        pressing = len(self._buffer) > BUFFER_RECORDS // 2
+        timer = self._loop.call_later(LAST_RESORT_S if pressing else CATCH_UP_S, self._give_up, future, pressing)
         try:
             await future
         finally:
             timer.cancel()
 
-    def _give_up(self, future: asyncio.Future[None]) -> None:
-        self._patient_from_s = self._loop.time() + REST_S
+    def _give_up(self, future: asyncio.Future[None], pressing: bool) -> None:
+        now_s = self._loop.time()
+        self._patient_from_s = now_s + REST_S
+        if pressing:
+            self._last_resort_from_s = now_s + LONG_REST_S
         if not future.done():
             future.set_result(None)
 
@@ -187,9 +201,8 @@ class RecordWriter:
             records = [self._maker(buffer.popleft()) for _ in range(min(CHUNK_RECORDS, len(buffer)))]
             for target in self._targets:
                 self._lost += self._guard(target, target.write, records, lost=len(records))
-            if self._catching_up and len(buffer) <= BEHIND_RECORDS // 2:
-                self._settle([self._catching_up.popleft() for _ in range(len(self._catching_up))])
             time.sleep(0)
+        self._settle([self._catching_up.popleft() for _ in range(len(self._catching_up))])
 
     def _write_event(self, event: dict[str, Any]) -> None:
         for target in self._targets:

@@ -191,6 +191,7 @@ async def test_a_sink_that_hangs_holds_no_step_up_and_what_it_cannot_take_is_cou
 ) -> None:
     """The buffer fills, the rest is dropped and counted, and every step completes."""
     monkeypatch.setattr(_records, "CATCH_UP_S", 0.01)
+    monkeypatch.setattr(_records, "LAST_RESORT_S", 0.01)
     monkeypatch.setattr(_records, "BUFFER_RECORDS", 2_000)
     free, seen = threading.Event(), [0]
 
