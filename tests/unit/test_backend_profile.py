@@ -102,7 +102,7 @@ def test_a_profile_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("a6", "no profile 'a6' for backend 'sim'; shipped are a5-report, adversary, instant"),
+        ("a6", "no profile 'a6' for backend 'sim'; shipped are a2a3-published, a5-report, adversary, instant"),
         ("nowhere/x.json", "cannot read profile nowhere/x.json: No such file or directory"),
     ],
 )
