@@ -149,7 +149,7 @@ class SoftwareStream(Stream):
         worker = self._worker
         if not worker.idle:
             return super().begin(after)
-        if after is None or (type(after) is DoneFence and after.error is None):
+        if after is None or (type(after) is DoneFence and after.failure is None):
             error = worker.error = None
         elif after.query():
             error = worker.error = failure_of(after)

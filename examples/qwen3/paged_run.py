@@ -127,6 +127,14 @@ class _Scheduler:
                 self._end(one)
         return got
 
+    def abandon(self) -> None:
+        """Drop every step on its way, the last first, so that none is launched meanwhile, and give all blocks back."""
+        for submitted, _ in reversed(self.window):
+            submitted.handle.cancel()
+        for one in self._running:
+            self.model.blocks.free(one.blocks, [submitted for submitted, users in self.window if one in users])
+        self._running.clear()
+
     def _end(self, one: _Sequence) -> None:
         one.ended = True
         self.results[one.number] = one.tokens
@@ -145,11 +153,23 @@ async def generate(
     """The tokens of each request; ``on_token(request, token)`` is called as they arrive.
 
     The orchestrator runs ``model.programs``. Steps are submitted before the tokens that they start from have reached
-    the host. Raises `ModelError` for a request that can never run, and a step's failure as it is.
+    the host. Raises `ModelError` for a request that can never run, and a step's failure as it is; after that, and after
+    a cancel, all blocks are back as soon as the device has left the steps that use them.
     """
     for number, request in enumerate(requests, 1):
         _check(model, number, request)
     scheduler = _Scheduler(model, requests)
+    try:
+        await _run(orchestrator, scheduler, on_token)
+    except BaseException:  # also if the caller is cancelled
+        scheduler.abandon()
+        raise
+    return scheduler.results
+
+
+async def _run(
+    orchestrator: Orchestrator[Any, Any], scheduler: _Scheduler, on_token: Callable[[int, int], None] | None
+) -> None:
     window = scheduler.window
     while True:
         while len(window) < WINDOW and (found := scheduler.next_step()) is not None:
@@ -159,7 +179,7 @@ async def generate(
             handle = await orchestrator.submit(batch, program=program, after=after)
             window.append((Submitted(batch, handle), sequences))
         if not window:
-            return scheduler.results
+            return
         result = await window[0][0].handle
         for number, token in scheduler.take_in(result.output):
             if on_token is not None:

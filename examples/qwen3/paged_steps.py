@@ -110,8 +110,13 @@ def prompt_chunks(
 ) -> list[PrefillChunk]:
     """A prompt in chunks of at most ``most`` tokens, a multiple of `TILE`; ``start`` tokens are in the cache already.
 
-    How a prompt is cut does not change a bit of what comes out.
+    How a prompt is cut does not change a bit of what comes out. Raises `ValueError` for a ``most`` or a ``start`` that
+    cannot be; at least the last token has to go through the model, to give the logits behind it.
     """
+    if not 0 <= start < len(tokens) or start % TILE:
+        raise ValueError(
+            f"start {start} of a prompt of {len(tokens)} tokens; it must be a multiple of {TILE} below that"
+        )
     if most < TILE or most % TILE:
         raise ValueError(f"chunks of {most} tokens; it must be a multiple of {TILE}")
     return [

@@ -13,6 +13,7 @@ from async_orch.testing import Fault, FaultPlan, ManualBackend
 from examples.qwen3.config import ModelError
 from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PagedModel, PrefillBatch, PrefillChunk, Submitted
 from examples.qwen3.paged_run import Request, generate
+from examples.qwen3.paged_steps import prompt_chunks
 from examples.qwen3.sampling import TopP
 from tests.examples.paged_support import Recorder, check_tokens, run
 from tests.examples.support import Array, make_checkpoint, store_as
@@ -301,3 +302,30 @@ async def test_a_reopened_device_has_the_model_again(tmp_path: Path) -> None:
         assert model.blocks.available == model.blocks.total
         assert await generate(orchestrator, model, requests) == expected
     backend.close()
+
+
+async def test_a_failure_gives_rows_and_blocks_back(tmp_path: Path) -> None:
+    """When a step fails, its error comes out of generate, every block is free again, and the next requests run."""
+    make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
+    model = PagedModel(tmp_path, max_batch=2)
+    requests = [Request(prompt, 5) for prompt in PROMPTS[:3]]
+    expected = await run(model, requests)
+    backend = open_backend("sim:instant", faults=FaultPlan(Fault(action="raise", operation="launch", nth=4)))
+    async with Orchestrator(model.programs, backend, max_inflight=2) as orchestrator:
+        with pytest.raises(LaunchError):
+            await generate(orchestrator, model, requests)
+        await orchestrator.drain()
+        assert (model.blocks.available, model.blocks.waiting) == (model.blocks.total, 0)
+        assert await generate(orchestrator, model, requests) == expected
+    backend.close()
+
+
+def test_chunks_cover_a_prompt_from_its_start() -> None:
+    """Chunks follow each other and the last one says so; starts and sizes that cannot be are refused with numbers."""
+    chunks = prompt_chunks(3, list(range(50)), [0, 1, 2, 3], most=32, start=16)
+    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in chunks] == [(16, 32, False), (48, 2, True)]
+    for start in (-16, 8, 50, 64):
+        with pytest.raises(ValueError, match=f"start {start} of a prompt of 50 tokens; it must be a multiple of 16"):
+            prompt_chunks(0, list(range(50)), [0], most=32, start=start)
+    with pytest.raises(ValueError, match="chunks of 24 tokens; it must be a multiple of 16"):
+        prompt_chunks(0, [1], [0], most=24)
