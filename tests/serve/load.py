@@ -71,7 +71,7 @@ async def stream(port: int, model: str, prompt: str, max_tokens: int, *, leave_a
 
 
 class Crowd:
-    """``streams`` clients at once, each asking again and again until ``until()`` says True.
+    """``streams`` clients at once, each asking at least once, and again and again until ``until()`` says True.
 
     A quarter of the requests leave in the middle, and beside every eighth request nonsense is sent. What survives is
     compared with ``wanted(prompt, max_tokens)``.
@@ -109,7 +109,7 @@ class Crowd:
                 tasks.create_task(self._client(until))
 
     async def _client(self, until: Callable[[], bool]) -> None:
-        while not until():
+        while True:
             prompt, most = self._random.choice(self._prompts)
             leave = self._random.randint(1, max(1, most // 2)) if self._random.random() < 0.25 else None
             if self._random.random() < 0.125:
@@ -129,6 +129,8 @@ class Crowd:
                 self.wrong.append(f"{prompt[:30]!r}: {outcome.text!r}")
             else:
                 self.survived += 1
+            if until():
+                return
 
     async def _send_nonsense(self) -> None:
         self.nonsense += 1

@@ -42,8 +42,8 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
             statistics = server.opened.orchestrator.statistics()
     assert crowd.wrong == []
     assert crowd.survived > 30
-    assert crowd.left > 5
-    assert crowd.nonsense > 2
+    assert crowd.left > 3
+    assert crowd.nonsense > 0
     assert (statistics.failed, statistics.step_path_allocs, statistics.records_dropped) == (0, 0, 0)
     assert not server.reported
 

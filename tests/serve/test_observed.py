@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from async_orch import metrics
 from async_orch.logs import StepRecord
 from tests.serve.driving import NAME, client, raw, running
 from tests.serve.hash_model import HashModel
@@ -73,3 +79,16 @@ async def test_nothing_is_allocated_on_the_step_path() -> None:
             await api.completions.create(model=NAME, prompt=f"w{i}" * (1 + i), max_tokens=8, temperature=0)
         statistics = server.opened.orchestrator.statistics()
     assert (statistics.step_path_allocs, statistics.failed, statistics.slots_quarantined) == (0, 0, 0)
+
+
+async def test_steps_link_to_the_traces_of_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenTelemetry on, each step's span links to the span of the request that it carried."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(metrics, "opentelemetry", functools.partial(metrics.opentelemetry, tracer_provider=provider))
+    async with running(otel=True) as server:
+        await raw(server, post(GOOD | {"prompt": "wait"}, traceparent=TRACE))
+    provider.shutdown()
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["async_orch.step prefill", *["async_orch.step decode"] * 2]
+    assert [f"{link.context.span_id:016x}" for span in spans for link in span.links] == ["b7ad6b7169203331"] * 3
