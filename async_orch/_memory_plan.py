@@ -81,12 +81,18 @@ class MemoryPlan:
 
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
-        for i in range(self._staging_count):
-            staging = self._new_staging(f"staging{i}")
-            self.staging.add(staging)
-            self._make_views(staging)
         total = sum(len(c.memories) for c in self.classes)
         self._check_room(total)
+        for i in range(self._staging_count):
+            try:
+                staging = self._new_staging(f"staging{i}")
+            except OutOfDeviceMemory as exc:
+                raise OutOfDeviceMemory(
+                    f"staging buffer {i + 1} of {self._staging_count} does not fit in host memory: each needs "
+                    f"{self.image_nbytes} B; lower image_nbytes, queue_depth or build_workers ({exc})"
+                ) from exc
+            self.staging.add(staging)
+            self._make_views(staging)
         count = 0
         for slot_class in self.classes:
             for memory in slot_class.memories:

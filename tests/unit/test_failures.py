@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from async_orch import Device, Orchestrator, Slot, SlotSpec, StepProgram
-from async_orch.abc import ByteArray, Stream
+from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import (
     BuildError,
     CollectError,
@@ -19,6 +19,7 @@ from async_orch.exceptions import (
     HotPathAllocation,
     LaunchError,
     OrchestratorClosed,
+    OutOfDeviceMemory,
     OutputEscaped,
     StepError,
 )
@@ -284,5 +285,37 @@ async def test_rings_that_do_not_fit_are_refused_with_what_to_lower() -> None:
     backend = ManualBackend(capacity_nbytes=1000)
     with pytest.raises(MemoryError, match=r"slot 2 of 3 does not fit: each needs 600 B .*lower slots"):
         async with Orchestrator(Big(), backend):
+            pass
+    assert backend.live == []
+
+
+@pytest.mark.parametrize("backend", ["host", "sim:instant"])
+async def test_staging_that_does_not_fit_says_what_to_lower(backend: str) -> None:
+    """An image beyond the machine's memory is refused before anything is allocated, with needs, free and the remedy."""
+
+    class Huge(Square):
+        slot = SlotSpec(image_nbytes=10**13, output_nbytes=8)
+
+    with pytest.raises(
+        MemoryError, match=r"(the rings do not fit: 3 slots need 3\d+ B.*free|staging buffer 1 of).*lower"
+    ):
+        async with Orchestrator(Huge(), backend):
+            pass
+
+
+async def test_host_memory_that_runs_out_for_staging_is_named_as_such() -> None:
+    """A backend that cannot tell what is free fails at the staging buffer, and the message says which and how large."""
+
+    class Tight(ManualBackend):
+        def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
+            if name.startswith("staging"):
+                raise OutOfDeviceMemory("none left")
+            return super().alloc_host(nbytes, name=name)
+
+    backend = Tight()
+    with pytest.raises(
+        MemoryError, match=r"staging buffer 1 of \d+ does not fit in host memory: each needs 8 B; lower"
+    ):
+        async with Orchestrator(Square(), backend):
             pass
     assert backend.live == []
