@@ -85,6 +85,7 @@ class RecordWriter:
     ) -> None:
         self._overflowed = 0  # by the loop's thread
         self._lost = 0  # by the writer's
+        self._in_hand = 0
         self._maker = maker
         self._targets = list(targets)
         self._warned: set[RecordTarget] = set()
@@ -165,7 +166,12 @@ class RecordWriter:
         self._closing = True
         self._ready.set()
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if not self._thread.is_alive():
+            return True
+        # Stuck, or too slow: what it has not taken is lost, and what it has in hand for all that we know.
+        self._overflowed += self._in_hand + len(self._buffer)
+        self._buffer.clear()
+        return False
 
     # -- on the writer's thread ----------------------------------------------------------------------------
 
@@ -199,8 +205,10 @@ class RecordWriter:
         buffer = self._buffer
         while buffer:
             records = [self._maker(buffer.popleft()) for _ in range(min(CHUNK_RECORDS, len(buffer)))]
+            self._in_hand = len(records)
             for target in self._targets:
                 self._lost += self._guard(target, target.write, records, lost=len(records))
+            self._in_hand = 0
             time.sleep(0)
         self._settle([self._catching_up.popleft() for _ in range(len(self._catching_up))])
 
@@ -215,7 +223,7 @@ class RecordWriter:
         """
         try:
             call(*args)
-        except Exception as exc:  # noqa: BLE001 - a target is the caller's code or a full disk
+        except BaseException as exc:  # noqa: BLE001 - a target is the caller's code, which may raise SystemExit too
             if target not in self._warned:
                 self._warned.add(target)
                 cause = exc.__cause__ if isinstance(exc, RecordsLost) else exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from async_orch.exceptions import BackendUnavailable, OrchError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["available_backends", "open_backend"]
+__all__ = ["available_backends", "one_line", "open_backend"]
 
 GROUP = "async_orch.backends"
 
@@ -24,9 +25,15 @@ def _found() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         same = found.setdefault(point.name, [])
-        if all(point.value != other.value for other in same):
+        # An installation may show up twice on the path (editable and not): that is one backend. The same entry from
+        # two distributions is not: their files lie over each other, and nobody can tell whose code would run.
+        if all((point.value, _package(point)) != (other.value, _package(other)) for other in same):
             same.append(point)
     return found
+
+
+def _package(point: EntryPoint) -> str:
+    return re.sub(r"[-_.]+", "-", point.dist.name).lower() if point.dist else "unknown"
 
 
 def available_backends() -> list[str]:
@@ -38,11 +45,12 @@ def open_backend(name: str, **options: Any) -> Backend:
     """Open a backend by ``name[:device or profile]``, e.g. ``"host"``, ``"sim:instant"``, ``"torch:npu:0"``.
 
     Keyword options go to the backend. Who opens it closes it: an `Orchestrator` given an opened backend leaves
-    it open. Raises `BackendUnavailable` with what is installed, or what to install.
+    it open. Raises `BackendUnavailable` with what is installed, or what to install; also where importing or opening
+    it raises anything but an error of ours or `KeyboardInterrupt`, `SystemExit` included.
     """
     if not isinstance(name, str) or not name:
         raise BackendUnavailable(f"a backend is named by a non-empty string such as 'host', got {name!r}")
-    kind, _, target = name.partition(":")
+    kind, colon, target = name.partition(":")
     found = _found()
     points = found.get(kind, [])
     if not points:
@@ -50,21 +58,36 @@ def open_backend(name: str, **options: Any) -> Backend:
     if len(points) > 1:
         where = " and ".join(f"{p.value} ({p.dist.name if p.dist else 'unknown'})" for p in points)
         raise BackendUnavailable(f"two packages provide a backend {kind!r}: {where}; uninstall one")
+    if colon and not target:
+        raise BackendUnavailable(
+            f"backend {name!r} names nothing after the colon; use {kind!r} for its default, or name a device or profile"
+        )
+    # Foreign code may also exit (a driver's module that calls sys.exit, say); only the user's interrupt is let through.
     try:
         opener: Opener = points[0].load()
-    except Exception as exc:
-        raise BackendUnavailable(f"backend {kind!r} cannot be imported: {_one_line(exc)}") from exc
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        raise BackendUnavailable(f"backend {kind!r} cannot be imported: {one_line(exc)}") from exc
     try:
         backend = opener(target or None, **options)
-    except OrchError:
+    except (OrchError, KeyboardInterrupt):
         raise
-    except Exception as exc:
-        raise BackendUnavailable(f"backend {name!r} could not be opened: {_one_line(exc)}") from exc
+    except BaseException as exc:
+        raise BackendUnavailable(f"backend {name!r} could not be opened: {one_line(exc)}") from exc
     if not isinstance(backend, Backend):
         given = type(backend).__name__
         raise BackendUnavailable(f"backend {kind!r}: its opener {points[0].value} gave {given}, not a Backend")
     return backend
 
 
-def _one_line(exc: Exception) -> str:
-    return " ".join(str(exc).split()) or type(exc).__name__
+def one_line(exc: BaseException) -> str:
+    """What a foreign exception says, in one line; its type where it says nothing, or where that is what matters."""
+    kind = type(exc).__name__
+    try:
+        text = " ".join(str(exc).split())
+    except Exception:  # noqa: BLE001 - a foreign exception may fail to say what is wrong, too
+        return kind
+    if not isinstance(exc, Exception):
+        return f"it raised {kind}({text})"
+    return text or kind

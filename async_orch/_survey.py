@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from async_orch._registry import available_backends, open_backend
+from async_orch._registry import available_backends, one_line, open_backend
 from async_orch.abc import Backend
 
 __all__ = ["survey"]
@@ -53,8 +53,10 @@ def _entry(name: str, nbytes: int | None) -> dict[str, Any]:
                 _measure(entry, backend, nbytes)
         finally:
             backend.close()
-    except Exception as exc:  # noqa: BLE001 - a third party's backend may raise anything; the others are shown all the same
-        entry["why_not"] = " ".join(str(exc).split()) or type(exc).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # noqa: BLE001 - a third party's backend may raise anything, SystemExit too; others show
+        entry["why_not"] = one_line(exc)
     else:
         entry["works"] = True
     return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,9 @@ class FileTarget:
     def __init__(self, path: Path) -> None:
         try:
             self._file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115 - Path.open has no opener
-        except OSError as exc:
-            raise ConfigurationError(f"step_log={str(path)!r} cannot be opened for writing: {exc.strerror}") from exc
+        except (OSError, ValueError) as exc:  # ValueError: a null byte in the name
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            raise ConfigurationError(f"step_log={str(path)!r} cannot be opened for writing: {why}") from exc
         self.name = str(path)
         self._torn = False
 
@@ -114,7 +116,7 @@ def _each(take: Callable[[StepRecord], object], records: Sequence[StepRecord]) -
     for record in records:
         try:
             take(record)
-        except Exception as exc:  # noqa: BLE001 - counted and reported by the writer
+        except BaseException as exc:  # noqa: BLE001 - counted and reported by the writer
             failed, last = failed + 1, exc
         if time.monotonic_ns() > let_go_at_ns:
             # It may take a while, and its neighbour on the loop should not wait for all of them.
@@ -127,6 +129,11 @@ def _each(take: Callable[[StepRecord], object], records: Sequence[StepRecord]) -
 def targets_for(step_log: Any, observers: Sequence[Callable[[StepRecord], object]]) -> list[RecordTarget]:
     """The targets that the options name. Raises `ConfigurationError` for what is none."""
     targets: list[RecordTarget] = []
+    if step_log == "":
+        raise ConfigurationError("step_log='' names no file; pass a path, a structlog logger or a callable, or None")
+    for function in (step_log, *observers):
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(f"{function!r} is async; records are given to plain functions, on a thread")
     if isinstance(step_log, str | os.PathLike):
         targets.append(FileTarget(Path(step_log)))
     elif step_log is not None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from async_orch._commands import COMMANDS
-from async_orch._commands._shared import UsageError, abandon_stdout, writing
+from async_orch._commands._shared import UsageError, abandon_stdout, complain, writing
 
 __all__ = ["main"]
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
-        print("async-orch:", " ".join(str(error).splitlines()), file=sys.stderr)
+        complain(f"async-orch: {error}")
         return _USAGE_ERROR
     except BrokenPipeError:
         abandon_stdout()
@@ -91,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if sys.stdout is None:
+        # Also for a command that writes to a file: the next file that is opened would get stdout's descriptor.
+        raise UsageError("standard output is closed; send it to a file, or to /dev/null")
     try:
         wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
         options = _parser(wanted).parse_args(arguments)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     import argparse
@@ -15,14 +16,18 @@ if TYPE_CHECKING:
     from async_orch.analysis import LogFrames, Reading, Source
 
 __all__ = [
+    "ReadError",
     "UsageError",
     "abandon_stdout",
     "add_logs",
+    "complain",
     "load",
     "name_of",
     "nothing_usable",
     "open_source",
     "reading_errors",
+    "refuse_own_input",
+    "warn_left_out",
     "write",
     "write_file",
     "writing",
@@ -31,6 +36,10 @@ __all__ = [
 
 class UsageError(Exception):
     """What the user gave cannot work; the message is the line to print."""
+
+
+class ReadError(UsageError):
+    """An input cannot be opened or read; where there are others, those are still of use."""
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -56,22 +65,77 @@ def open_source(file: str) -> Source:
     if file != "-":
         return file
     if sys.stdin is None:  # pythonw and some supervisors close it
-        raise UsageError("standard input is closed; give the path of a log")
+        raise ReadError("standard input is closed; give the path of a log")
     return sys.stdin.buffer
 
 
 def load(files: Sequence[str]) -> LogFrames:
-    """Read logs into frames; `UsageError` where one cannot be read or nothing in them is of use."""
+    """Read logs into frames; one that cannot be read is named on stderr and in `Reading.unread`, the others count.
+
+    Raises `UsageError` where nothing in any of them is of use.
+    """
     from async_orch.analysis import Scanner  # noqa: PLC0415 - imports numpy
 
     scanner = Scanner()
+    unread: list[ReadError] = []
     for file in files:
-        with reading_errors(file):
-            scanner.read(open_source(file))
+        try:
+            with reading_errors(file):
+                scanner.read(open_source(file))
+        except ReadError as error:
+            scanner.leave_out(str(error))
+            unread.append(error)
     frames = scanner.frames()
     if not frames.reading.records:
-        raise UsageError(f"{name_of(files)}: {nothing_usable(frames.reading)}")
+        if len(unread) == len(files):
+            raise UsageError(f"{unread[0]}{_others(len(files) - 1)}") from unread[0]
+        why = "".join(f"; {error}" for error in unread)
+        raise UsageError(f"{name_of(files)}: {nothing_usable(frames.reading)}{why}")
+    warn_left_out(unread, len(files))
     return frames
+
+
+def warn_left_out(errors: Sequence[UsageError], inputs: int) -> None:
+    """Say on stderr which inputs gave nothing, where others did: one line each, with how many there are."""
+    for error in errors:
+        complain(f"async-orch: {error}; left out, {len(errors)} of {inputs} inputs")
+
+
+def _others(count: int) -> str:
+    return "" if not count else f"; nor can the other {count} input{'s' if count != 1 else ''}"
+
+
+def refuse_own_input(output: str, files: Sequence[str]) -> None:
+    """`UsageError` if writing `output` would destroy one of the inputs, under whatever name or link it goes.
+
+    Call it before anything is read. Pipes and devices are let through: there is nothing in them to destroy.
+    """
+    written = _status(output, sys.stdout)
+    if written is None or not stat.S_ISREG(written.st_mode):
+        return
+    for file in files:
+        read = _status(file, sys.stdin)
+        if read is not None and os.path.samestat(read, written):
+            where = "standard output" if output == "-" else f"-o {printable(output)}"
+            raise UsageError(f"{where} is the input {name_of([file])} itself; pass -o another file")
+
+
+def _status(file: str, stream: TextIO | None) -> os.stat_result | None:
+    """What a path, or the `stream` that ``-`` stands for, leads to; None if to nothing."""
+    try:
+        if file != "-":
+            return Path(file).stat()
+        return None if stream is None else os.fstat(stream.fileno())
+    except (OSError, ValueError):  # not there, or a stream without a descriptor
+        return None
+
+
+def complain(text: str) -> None:
+    """Write one line to stderr, whatever is in the text; nowhere, and not to stdout, where stderr is closed."""
+    if sys.stderr is None:
+        return
+    line = " ".join(text.splitlines())
+    print("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -83,7 +147,7 @@ def reading_errors(file: str) -> Iterator[None]:
         raise
     except OSError as error:
         name = name_of([file])
-        raise UsageError(f"cannot read {name}: {error.strerror or error}; {_remedy(error)}") from error
+        raise ReadError(f"cannot read {name}: {error.strerror or error}; {_remedy(error)}") from error
 
 
 def _remedy(error: OSError) -> str:

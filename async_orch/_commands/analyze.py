@@ -9,13 +9,16 @@ import time
 from pathlib import Path
 
 from async_orch._commands._shared import (
+    ReadError,
     UsageError,
     add_logs,
+    complain,
     load,
     name_of,
     nothing_usable,
     open_source,
     reading_errors,
+    warn_left_out,
     write,
 )
 
@@ -51,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds such as 0.5") from None
     if not 0.01 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} must be from 0.01 to 3600 seconds")
     return value
@@ -85,15 +91,19 @@ def _host_orch_lines(files: list[str]) -> int:
     from async_orch.analysis import read  # noqa: PLC0415
 
     written = 0
-    failed: UsageError | None = None
+    failed: list[UsageError] = []
     for file in files:
-        reader = read(open_source(file))
         name = name_of([file])
         before = written
-        with reading_errors(file):
-            for line in render.host_orch_lines(reader):
-                write(line)
-                written += 1
+        try:
+            reader = read(open_source(file))
+            with reading_errors(file):
+                for line in render.host_orch_lines(reader):
+                    write(line)
+                    written += 1
+        except ReadError as error:
+            failed.append(error)
+            continue
         reading = reader.reading
         if written == before:
             why = (
@@ -101,11 +111,12 @@ def _host_orch_lines(files: list[str]) -> int:
                 if reading.records
                 else nothing_usable(reading)
             )
-            failed = UsageError(f"{name}: {why}")
+            failed.append(UsageError(f"{name}: {why}"))
         elif reading.skipped or reading.contradictions or reading.damaged:
-            print(f"{name}: {render.reading_line(reading)}", file=sys.stderr)
-    if failed is not None and not written:
-        raise failed
+            complain(f"{name}: {render.reading_line(reading)}")
+    if failed and not written:
+        raise failed[-1]
+    warn_left_out(failed, len(files))
     return 0
 
 

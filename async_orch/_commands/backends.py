@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _size(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of bytes") from None
     if not 1 <= value <= 2**32:
         raise argparse.ArgumentTypeError(f"{text} must be from 1 to {2**32} bytes")
     return value
@@ -45,12 +48,15 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         import msgspec  # noqa: PLC0415 - slow to import
 
-        write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        from async_orch.analysis._shown import shown_json  # noqa: PLC0415 - imports numpy
+
+        write(msgspec.json.format(shown_json(found), indent=2) + "\n")
     else:
         write(_table(found))
     return 1 if options.names and not all(entry["works"] for entry in found) else 0
 
 
+_MAX_TEXT = 2000  # a reason lists what there is
 _HEADINGS = (
     "backend",
     "device",
@@ -67,6 +73,8 @@ _HEADINGS = (
 
 
 def _table(found: list[dict[str, Any]]) -> str:
+    """What works in columns, then what does not and why. Names and texts are third parties': nothing in them acts."""
+    found = [{key: _harmless(value) for key, value in entry.items()} for entry in found]
     rows = [_HEADINGS, *(_row(entry) for entry in found if entry["works"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -74,6 +82,12 @@ def _table(found: list[dict[str, Any]]) -> str:
         lines = ["no backend works here"]
     broken = [f"{entry['backend']}: {entry['why_not']}" for entry in found if not entry["works"]]
     return "\n".join([*lines, *([""] if broken else []), *broken]) + "\n"
+
+
+def _harmless(value: Any) -> Any:
+    from async_orch.analysis._shown import shown  # noqa: PLC0415 - imports numpy
+
+    return shown(value, _MAX_TEXT) if isinstance(value, str) else value
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:

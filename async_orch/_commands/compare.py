@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from async_orch._commands._shared import load, name_of, write
 
@@ -24,11 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     parser.add_argument(
         "--least-change",
-        type=float,
+        type=_percent,
         default=1.0,
         metavar="PERCENT",
         help="smaller changes count as none, however sure (default: %(default)s)",
     )
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent such as 1.5") from None
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number of percent from 0")
+    return value
 
 
 def run(options: argparse.Namespace) -> int:

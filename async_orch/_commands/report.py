@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from async_orch._commands._shared import add_logs, load, name_of, write_file
+from async_orch._commands._shared import add_logs, load, name_of, refuse_own_input, write_file
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    refuse_own_input(options.output, options.files)
     frames = load(options.files)
     from async_orch.analysis import report_page  # noqa: PLC0415 - imports numpy
 

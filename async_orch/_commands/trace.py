@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from async_orch._commands._shared import UsageError, add_logs, load, write, writing
+from async_orch._commands._shared import UsageError, add_logs, complain, load, refuse_own_input, write, writing
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.max_steps < 1:
         raise UsageError(f"--max-steps {options.max_steps} must be at least 1")
+    refuse_own_input(options.output, options.files)
     frames = load(options.files)
     from async_orch.analysis import chrome_trace, strace_lines  # noqa: PLC0415 - imports numpy
 
@@ -51,8 +52,5 @@ def run(options: argparse.Namespace) -> int:
         with writing(options.output), Path(options.output).open("wb") as file:
             file.writelines(pieces)
     if extent.steps < extent.of_steps:
-        print(
-            f"the trace holds the first {extent.steps} of {extent.of_steps} steps; raise --max-steps for more",
-            file=sys.stderr,
-        )
+        complain(f"the trace holds the first {extent.steps} of {extent.of_steps} steps; raise --max-steps for more")
     return 0

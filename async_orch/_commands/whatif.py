@@ -25,6 +25,7 @@ _OPTIONS = ("slots", "queue_depth", "max_inflight", "build_workers")
 _TIMES = {"build_x": "build", "copy_x": "copy of the image", "device_x": "kernels"}
 _FACTORS = tuple(_TIMES)
 _MAX_SETTINGS = 500
+_MAX_VALUE = 4096  # of `Setting`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _range(text: str) -> list[int]:
     values: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", part)
+        match = re.fullmatch(r"0*([0-9]+)(?:\.\.0*([0-9]+))?", part)
         if match is None:
             raise argparse.ArgumentTypeError(f"{text!r} is not N, A..B or a list of them")
-        first = int(match[1])
-        values += range(first, int(match[2] or first) + 1)
+        ends = [end for end in match.groups() if end is not None]
+        if any(len(end) > len(str(_MAX_VALUE)) or int(end) > _MAX_VALUE for end in ends):
+            raise argparse.ArgumentTypeError(f"{text} goes beyond {_MAX_VALUE}, the most that is modelled")
+        values += range(int(ends[0]), int(ends[-1]) + 1)
     if not values:
         raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
     return values

@@ -29,8 +29,9 @@ from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
 from async_orch.analysis._model import Setting, StepCost
 from async_orch.analysis._overlap import Overlap
 from async_orch.analysis._percentiles import Distribution
-from async_orch.analysis._pieces import Contradiction, Reading, Record
+from async_orch.analysis._pieces import Record
 from async_orch.analysis._reader import LogReader, read
+from async_orch.analysis._reading import Contradiction, Reading
 from async_orch.analysis._report import report_page
 from async_orch.analysis._scan import LogFrames, Scanner, read_frames
 from async_orch.analysis._sources import ByteSource, Source

@@ -9,6 +9,7 @@ the true interval is wider.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -79,8 +80,10 @@ def compare(a: LogFrames, b: LogFrames, *, least_change: float = 0.01, seed: int
     """Compare two logs figure by figure.
 
     A change of less than `least_change` (a part of one) counts as none, however sure. `seed` makes the intervals
-    repeatable.
+    repeatable. Raises `ValueError` for a `least_change` that is negative or not finite.
     """
+    if not math.isfinite(least_change) or least_change < 0:
+        raise ValueError(f"least_change={least_change!r} must be a finite part from 0, such as 0.01 for 1 %")
     rng = np.random.default_rng(seed)
     first, second = step_parts(a), step_parts(b)
     by_mode = any(len({mode for mode, _ in log}) > 1 for log in (first, second))

@@ -15,7 +15,7 @@ start of another line that was written into this one.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 __all__ = ["ANCHOR_MARK", "PHASE_MARK", "SPAN_MARK", "BindPhase", "ClockAnchor", "Marker", "Span", "Unread", "parse_at"]
@@ -210,3 +210,13 @@ def _phase(
     attrs = {key.decode(): _text(value) for key, value in pairs.items() if key not in (b"start_ns", b"dur_ns")}
     thread = "" if prefix is None else prefix["thread"].decode()
     return BindPhase(name.decode(), start, dur, thread, attrs), end
+
+
+def anchors_of(runs: dict[str, dict[str, Any]]) -> list[ClockAnchor]:
+    """The anchors that ``orchestrator.opened`` events hold, where they are numbers."""
+    found = []
+    for opening in runs.values():
+        values = [opening.get(name) for name in ("pid", "mono_ns", "wall_ns")]
+        if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+            found.append(ClockAnchor(*values))  # type: ignore[arg-type] # three integers, as was looked at
+    return found

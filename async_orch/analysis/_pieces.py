@@ -22,17 +22,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from async_orch.analysis import _host_orch, _markers
-from async_orch.analysis._consistency import NO_CONTRADICTIONS, StepContradictions
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._reading import Contradiction, Reading
 from async_orch.logs import SCHEMAS_READ, HostOrch, StepRecord
 
-__all__ = ["Contradiction", "DECODE_ERRORS", "PieceReader", "Reading", "Record"]
+__all__ = ["DECODE_ERRORS", "PieceReader", "Record"]
 
 Record: TypeAlias = StepRecord | HostOrch | Span | BindPhase | ClockAnchor
 
@@ -70,48 +69,6 @@ _decode_any: Final = msgspec.json.Decoder(dict[str, Any]).decode
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """A ``host-orch:`` line that was read although its figures disagree: where (from 1) and how."""
-
-    line_number: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a reader has seen so far.
-
-    ``lines`` counts physical lines. ``steps``, ``host_orch_lines``, ``spans``, ``bind_phases``, ``clock_anchors``:
-    records read. ``other_events``: our own events that are no step's end, such as ``orchestrator.opened``.
-    ``skipped``: pieces by kind, most frequent first. ``contradictions``: how many ``host-orch:`` lines disagree
-    with themselves, the first few of them in ``first_contradictions``. ``modes``: the mode of each run whose
-    ``orchestrator.opened`` was read. ``damaged``: compressed files that break off or are corrupt, in words.
-    ``hint``: what to do if nothing could be read, where the first bytes tell. ``step_contradictions``: step records
-    that disagree with themselves (`read_frames` only).
-    """
-
-    lines: int
-    steps: int
-    host_orch_lines: int
-    spans: int
-    bind_phases: int
-    clock_anchors: int
-    other_events: int
-    skipped: dict[str, int]
-    contradictions: int
-    first_contradictions: tuple[Contradiction, ...]
-    modes: dict[str, str]
-    damaged: tuple[str, ...]
-    hint: str | None
-    step_contradictions: StepContradictions = NO_CONTRADICTIONS
-
-    @property
-    def records(self) -> int:
-        """Records with figures in them: steps, lines, spans and phases; an anchor alone says nothing."""
-        return self.steps + self.host_orch_lines + self.spans + self.bind_phases
-
-
 class PieceReader:
     """Reads what is not one good step record on a line of its own, and counts everything."""
 
@@ -124,6 +81,7 @@ class PieceReader:
         self.first_contradictions: list[Contradiction] = []
         self.runs: dict[str, dict[str, Any]] = {}
         self.damaged: list[str] = []
+        self.unread: list[str] = []
         self.hint: str | None = None
 
     def reading(self) -> Reading:
@@ -142,6 +100,7 @@ class PieceReader:
             first_contradictions=tuple(self.first_contradictions),
             modes=modes,
             damaged=tuple(self.damaged),
+            unread=tuple(self.unread),
             hint=self.hint,
         )
 

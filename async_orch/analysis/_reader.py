@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
-from async_orch.analysis._pieces import PieceReader, Reading, Record
+from async_orch.analysis._pieces import PieceReader, Record
+from async_orch.analysis._reading import Reading
 from async_orch.analysis._sources import ByteSource, Source, opened
 
 __all__ = ["LogReader", "read"]

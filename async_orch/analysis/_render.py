@@ -12,7 +12,8 @@ import msgspec
 
 from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._percentiles import Distribution
-from async_orch.analysis._pieces import Reading, Record
+from async_orch.analysis._pieces import Record
+from async_orch.analysis._reading import Reading
 from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._summary import Analysis, Group, Run, is_whole
 from async_orch.analysis._text_table import aligned
@@ -54,7 +55,7 @@ def as_markdown(analysis: Analysis, name: str) -> str:
 def _document(analysis: Analysis, name: str, render: Callable[[Table], Iterator[str]]) -> list[str]:
     summary = analysis.summary
     lines = [f"{name}: {reading_line(analysis.reading)}"]
-    lines += analysis.reading.damaged
+    lines += [*analysis.reading.damaged, *(f"left out: {why}" for why in analysis.reading.unread)]
     lines += contradiction_lines(analysis.reading)
     if summary.events:
         counts = (f"{count} {event.removeprefix('step.')}" for event, count in summary.events.items())

@@ -46,7 +46,8 @@ def report_page(frames: LogFrames, name: str) -> bytes:
     lines = summary.group("unmarked")
     if lines is not None:
         tables.append("<h2>host-orch lines</h2>" + _group(lines))
-    notes = [*frames.reading.damaged, *contradiction_lines(frames.reading)]
+    unread = [f"left out: {why}" for why in frames.reading.unread]
+    notes = [*frames.reading.damaged, *unread, *contradiction_lines(frames.reading)]
     if len(summary.runs) > len(runs):
         notes.append(f"The page shows the first {len(runs)} of {len(summary.runs)} runs.")
     page = resources.files("async_orch.analysis") / "page"

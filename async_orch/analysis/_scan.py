@@ -15,9 +15,10 @@ from async_orch.analysis._columns import LineRows
 from async_orch.analysis._consistency import step_contradictions
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
-from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
+from async_orch.analysis._markers import BindPhase, ClockAnchor, Span, anchors_of
 from async_orch.analysis._parts import Division, Part, PartHeader, PartRead, divided, send
-from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Reading, Record
+from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Record
+from async_orch.analysis._reading import Reading
 from async_orch.analysis._sources import Source, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
 from async_orch.analysis._table import Figures, Kind, StepTable
@@ -157,6 +158,11 @@ class Scanner:
             header, blocks = PartHeader(number, steps_only=False), []
         send(target, header, StepFrame(blocks, []))
 
+    def leave_out(self, why: str) -> None:
+        """Note a source that could not be read, in words; what came of it before that is kept."""
+        self.end()
+        self._pieces.unread.append(why)
+
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""
         for block in self._splitter.feed(data):
@@ -189,7 +195,7 @@ class Scanner:
         for kind, count in of_steps.items():
             if count:
                 skipped[kind] = skipped.get(kind, 0) + count
-        anchors = (*_anchors_of(self._pieces.runs), *self._anchors)
+        anchors = (*anchors_of(self._pieces.runs), *self._anchors)
         return LogFrames(
             steps=steps,
             host_orch=self._lines,
@@ -274,16 +280,6 @@ class Scanner:
     def _flush(self) -> None:
         self._steps.extend(self._single)
         self._single.clear()
-
-
-def _anchors_of(runs: dict[str, dict[str, Any]]) -> list[ClockAnchor]:
-    """The anchors that ``orchestrator.opened`` events hold, where they are numbers."""
-    found = []
-    for opening in runs.values():
-        values = [opening.get(name) for name in ("pid", "mono_ns", "wall_ns")]
-        if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
-            found.append(ClockAnchor(*values))  # type: ignore[arg-type] # three integers, as was looked at
-    return found
 
 
 def read_frames(*sources: Source) -> LogFrames:

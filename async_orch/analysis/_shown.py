@@ -13,10 +13,10 @@ _MAX_LENGTH: Final = 200
 _CONTROLS: Final = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def shown(text: str) -> str:
-    """The text with everything that is not printable written out (``\\x1b``), cut at 200 characters."""
-    if len(text) > _MAX_LENGTH:
-        text = text[:_MAX_LENGTH] + "..."
+def shown(text: str, max_length: int = _MAX_LENGTH) -> str:
+    """The text with everything that is not printable written out (``\\x1b``), cut at ``max_length`` characters."""
+    if len(text) > max_length:
+        text = text[:max_length] + "..."
     if text.isprintable():
         return text
     return "".join(

@@ -15,7 +15,8 @@ from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
 from async_orch.analysis._percentiles import Distribution, distribution, rank_index
-from async_orch.analysis._pieces import Reading, Record
+from async_orch.analysis._pieces import Record
+from async_orch.analysis._reading import Reading
 from async_orch.analysis._scan import LogFrames, Scanner, read_frames
 from async_orch.analysis._sources import Source
 from async_orch.analysis._spans import PhaseSummary, SpanGroup, summarize_phases, summarize_spans

@@ -15,7 +15,7 @@ STEPS = 4_000
 TITLES = {
     "coroutines": "a task a stage over hand-written channels / asyncio.Queue",
     "pump": "one synchronous pump, nothing else / asyncio.Queue",
-    "engine": "the engine / asyncio.Queue",
+    "engine": "the engine with opening and closing, 4,000 steps / asyncio.Queue",
 }
 
 

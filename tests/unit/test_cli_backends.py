@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -27,13 +29,50 @@ def raise_something(target: str | None = None, **options: Any) -> None:
     raise KeyError("no such thing")
 
 
+def leave(target: str | None = None, **options: Any) -> None:
+    """What a driver's module might do."""
+    sys.exit("driver too old")
+
+
+class PaintedBackend(HostBackend):
+    """A device whose texts are written for a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = dataclasses.replace(self.info, device="dev\x1b[2J", driver="drv\x9b1m\nhost: x")
+
+
+def paint(target: str | None = None, **options: Any) -> None:
+    """An opener whose reason is written for a terminal."""
+    raise RuntimeError("\x1b]0;owned\x07 no device\u202e")
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_no_foreign_text_reaches_the_terminal_as_it_is(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names, reasons, devices and drivers of third parties are written out where they are not printable."""
+    openers = {"na\x1b[1mme": paint, "bad": paint, "drawn": lambda target: PaintedBackend()}
+    points = [EntryPoint(name, "a:b", _registry.GROUP) for name in openers]
+    monkeypatch.setattr(EntryPoint, "load", lambda point: openers[point.name])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    assert main(["backends", "--no-measure", "--format", form]) == 0
+    out = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in out)
+    assert "no device" in out
+    if form == "table":
+        assert len(out.splitlines()) == 2 + 1 + 2
+        assert r"\x1b]0;owned\x07 no device\u202e" in out
+
+
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed: one that works, and four that do not, each for a reason of its own."""
+    """Installed: one that works, and five that do not, each for a reason of its own."""
     values = {
         "host": "async_orch_backends.host:open_backend",
         "absent": "a_package_that_is_not_there:open_backend",
         "crashes": f"{__name__}:raise_something",
+        "exits": f"{__name__}:leave",
         "full": f"{__name__}:FullBackend",
         "nameless": "async_orch_backends.host:no_such_function",
     }
@@ -47,6 +86,8 @@ def _load(point: EntryPoint) -> Any:
         return lambda target: FullBackend()
     if point.name == "crashes":
         return raise_something
+    if point.name == "exits":
+        return leave
     module = __import__(point.module, fromlist=["_"])
     return getattr(module, point.attr)
 
@@ -62,9 +103,10 @@ def test_one_broken_backend_does_not_hide_the_others(capsys: pytest.CaptureFixtu
     assert lines[1].startswith("host ")
     assert lines[1].endswith("measured on CPU")
     reasons = dict(line.split(": ", 1) for line in lines[3:])
-    assert sorted(reasons) == ["absent", "crashes", "full", "nameless"]
+    assert sorted(reasons) == ["absent", "crashes", "exits", "full", "nameless"]
     assert "a_package_that_is_not_there" in reasons["absent"]
     assert "no such thing" in reasons["crashes"]
+    assert reasons["exits"] == "backend 'exits' could not be opened: it raised SystemExit(driver too old)"
     assert reasons["full"] == "needed 4096 B, free 0 B"
     assert "no_such_function" in reasons["nameless"]
 
@@ -90,8 +132,11 @@ def test_asking_for_a_backend_by_name_tells_by_the_exit_code(capsys: pytest.Capt
     assert main(["backends", "nothing", "--no-measure"]) == 1
     out, err = capsys.readouterr()
     assert "no backend works here" in out
-    assert "nothing: no backend 'nothing'; installed: absent, crashes, full, host, nameless" in out
+    assert "nothing: no backend 'nothing'; installed: absent, crashes, exits, full, host, nameless" in out
     assert err == ""
     assert main(["backends", "--nbytes", "0"]) == 2
     assert main(["backends", "ho\nst"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert main(["backends", "--nbytes", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "'x' is not a whole number of bytes" in err
+    assert len(err.splitlines()) == 3

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from async_orch import Orchestrator, StepHandle, _records
+from async_orch import Orchestrator, StepHandle, _opening, _records
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import FIELDS, StepRecord
 from async_orch.testing import ManualBackend
@@ -151,10 +151,14 @@ async def test_nothing_is_printed_unless_structlog_is_configured(capsys: pytest.
     assert (captured.out, captured.err) == ("", "")
 
 
-@pytest.mark.parametrize("value", [3, object(), Path("/no/such/folder/run.jsonl")])
+async def _asynchronous(record: StepRecord) -> None:
+    """Of no use as a sink."""
+
+
+@pytest.mark.parametrize("value", [3, object(), Path("/no/such/folder/run.jsonl"), "", "a\0b", _asynchronous])
 async def test_a_step_log_that_cannot_be_written_is_refused_at_open(value: Any) -> None:
     """A wrong type, or a path that cannot be opened, stops the opening with one clear error."""
-    with pytest.raises(ConfigurationError, match="step_log"):
+    with pytest.raises(ConfigurationError, match=r"step_log|is async"):
         async with Orchestrator(Square(), "sim:instant", step_log=value):
             pass
 
@@ -318,3 +322,51 @@ async def test_no_duration_is_negative_where_build_tells_what_it_used() -> None:
         for i in range(200):
             await orch.run(i)
     assert all(record.acquire_wait_ns is not None and record.acquire_wait_ns >= 0 for record in records)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+async def test_an_observer_that_wants_to_end_the_program_ends_nothing(
+    kind: type[BaseException], tmp_path: Path
+) -> None:
+    """The thread lives on: the file has every step, and what the observer raised for is counted."""
+    path = tmp_path / "run.jsonl"
+
+    def leave(record: StepRecord) -> None:
+        raise kind
+
+    async with Orchestrator(Square(), "sim:instant", step_log=path, observers=[leave]) as orch:
+        async for _ in orch.map(range(100)):
+            pass
+    assert len(read(path)[1]) == 100
+    assert orch.statistics().records_dropped == 100
+
+
+async def test_what_a_stuck_observer_leaves_behind_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving gives the thread up after its time limit, and what was not given to anybody counts as dropped."""
+    monkeypatch.setattr(_opening, "WRITER_TIMEOUT_S", 0.01)
+    free, seen = threading.Event(), [0]
+
+    def stuck(record: StepRecord) -> None:
+        free.wait(60.0)
+        seen[0] += 1
+
+    async with Orchestrator(Square(), "sim:instant", observers=[stuck], drain_timeout_s=0.05) as orch:
+        for i in range(100):
+            await orch.run(i)
+    assert (orch.statistics().records_dropped, orch.statistics().threads_abandoned) == (100, 1)
+    free.set()
+
+
+async def test_without_structlog_events_go_to_logging(caplog: pytest.LogCaptureFixture) -> None:
+    """An application that configured only `logging` sees the warning about its full disk, once."""
+    structlog.reset_defaults()
+
+    def broken(record: StepRecord) -> None:
+        raise OSError("disk full")
+
+    with caplog.at_level("WARNING", "async_orch"):
+        async with Orchestrator(Square(), "sim:instant", step_log=broken) as orch:
+            for i in range(3):
+                await orch.run(i)
+    assert [record.message.split()[0] for record in caplog.records] == ["step_log.failed"]
+    assert "disk full" in caplog.records[0].message

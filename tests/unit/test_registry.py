@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -29,7 +30,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             self._opener = opener
 
         def load(self) -> Any:
-            if isinstance(self._opener, Exception):
+            if isinstance(self._opener, BaseException):
                 raise self._opener
             return self._opener
 
@@ -38,6 +39,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
 
     return install
+
+
+class Silent(Exception):
+    """An exception that fails to say what is wrong."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 def open_host(target: str | None = None, **options: Any) -> Backend:
@@ -100,6 +108,40 @@ def test_a_broken_entry_point_breaks_no_other(install: Install) -> None:
         open_backend("absent")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     open_backend("host").close()
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), asyncio.CancelledError("gone"), GeneratorExit(), Silent("x")])
+def test_foreign_code_that_exits_ends_nothing_of_ours(install: Install, raised: BaseException) -> None:
+    """An import or an opener that raises what is no `Exception`, or one that cannot be shown, is unavailable."""
+
+    def leave(target: str | None = None) -> Backend:
+        raise raised
+
+    install(("early", "a:b", "p", raised), ("late", "c:d", "p", leave))
+    refused("early", f"backend 'early' cannot be imported: .*{type(raised).__name__}")
+    refused("late", f"backend 'late' could not be opened: .*{type(raised).__name__}")
+
+
+def test_the_users_interrupt_passes(install: Install) -> None:
+    """Ctrl-C while a driver loads ends the program, as anywhere else."""
+    install(("slow", "a:b", "p", KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        open_backend("slow")
+
+
+@pytest.mark.parametrize("name", ["mine:", "host:", "sim:", "opencl:"])
+def test_a_colon_with_nothing_after_it_is_malformed(name: str, install: Install) -> None:
+    """It is refused before the backend is imported, rather than read as the default."""
+    install(*((kind, "a:b", "p", open_host) for kind in ("mine", "host", "sim", "opencl")))
+    refused(name, f"backend '{name}' names nothing after the colon; use '{name[:-1]}' for its default")
+
+
+def test_the_same_entry_from_one_package_is_one_and_from_two_is_a_clash(install: Install) -> None:
+    """An installation that shows up twice is one backend; two packages with one target overwrite each other."""
+    install(("mine", "one:open", "A-package", open_host), ("mine", "one:open", "a_package", open_host))
+    open_backend("mine").close()
+    install(("mine", "one:open", "package-one", open_host), ("mine", "one:open", "package-two", open_host))
+    refused("mine", r"one:open \(package-one\) and one:open \(package-two\); uninstall one")
 
 
 def test_an_opener_that_gives_no_backend_is_refused(install: Install) -> None:
