@@ -24,7 +24,7 @@ PICKLED_NBYTES = 262_144
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An exception in a form that always arrives; ``pickled`` is empty where it is not sent, and ``unsent`` says why."""
+    """An exception in a form that always arrives; ``unsent`` says why ``pickled`` is empty, where it is."""
 
     pickled: bytes
     type_name: str
