@@ -55,7 +55,7 @@ async def _serve(options: Options) -> int:
                 server.stop()  # only a new process gets the device back
 
         async with serving(served, served.codec, backend, settings, access_log=log, report=report) as opened:
-            server = HttpServer(opened, drain_s=options.drain_s)
+            server = HttpServer(opened, drain_s=options.drain_s, connections=options.connections)
             host, port = socket.getsockname()[:2]
             print(f"serving {options.name} on http://{host}:{port}", flush=True)
             with server.stopping_on_signals():

@@ -28,6 +28,7 @@ class Options:
     waiting_room: int
     request_s: float
     drain_s: float
+    connections: int | None
     host: str
     port: int
     step_log: Path | None
@@ -105,6 +106,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     add("--request-timeout", type=_seconds, default=300.0, metavar="S", help="limit of one request (default: 300)")
     add("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
+    add(
+        "--max-connections",
+        type=_count,
+        help="connections at once; further ones get 503 (default: what the limit of open files allows)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=_port, default=8000, help="port to listen on (default: 8000; 0: a free one)")
     add("--step-log", type=Path, metavar="FILE", help="append each step's record, for async-orch analyze")
@@ -124,6 +130,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         waiting_room=found.waiting_room,
         request_s=found.request_timeout,
         drain_s=found.drain_timeout,
+        connections=found.max_connections,
         host=found.host,
         port=found.port,
         step_log=found.step_log,

@@ -11,6 +11,7 @@ from collections.abc import Generator
 import uvicorn
 
 from examples.serve.app import Serving
+from examples.serve.connections import ACCEPTS_AT_ONCE, HEADER_S, ConnectionConfig, most_connections
 
 __all__ = ["HttpServer", "listen"]
 
@@ -18,13 +19,20 @@ BACKLOG = 1024
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an open `Serving`; signals are the caller's, see `stop`."""
+    """Serves an open `Serving`; signals are the caller's, see `stop`.
 
-    def __init__(self, serving: Serving, *, drain_s: float) -> None:
+    ``connections`` is by default what the limit of open files allows; for ``header_s`` see `ConnectionConfig`.
+    """
+
+    def __init__(
+        self, serving: Serving, *, drain_s: float, connections: int | None = None, header_s: float = HEADER_S
+    ) -> None:
         super().__init__(
-            uvicorn.Config(
+            ConnectionConfig(
                 serving.app,
-                http="h11",
+                connections=most_connections() if connections is None else connections,
+                header_s=header_s,
+                backlog=ACCEPTS_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -35,6 +43,11 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._engine = serving.engine
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)  # asyncio has set it to what it accepts at once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

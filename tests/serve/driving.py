@@ -54,7 +54,13 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    model: HashModel | None = None, backend: str | Backend = "sim:instant", *, drain_s: float = 10.0, **settings: Any
+    model: HashModel | None = None,
+    backend: str | Backend = "sim:instant",
+    *,
+    drain_s: float = 10.0,
+    connections: int | None = None,
+    header_s: float = 10.0,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Serve the hash model, or another one that is given with its codec, until the body is done."""
     model = HashModel() if model is None else model
@@ -66,7 +72,7 @@ async def running(
         async with serving(
             model, codec, backend, options, access_log=access.append, report=lambda *event: reported.append(event)
         ) as opened:
-            server = HttpServer(opened, drain_s=drain_s)
+            server = HttpServer(opened, drain_s=drain_s, connections=connections, header_s=header_s)
             serve = asyncio.create_task(server.serve(sockets=[socket]))
             found = Running(opened, server, socket.getsockname()[1])
             found.reported, found.access = reported, access
