@@ -106,7 +106,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
     copy_stream, compute_stream = pipeline.copy_stream, pipeline.compute_stream
     take_staging, take_slot = staging_ring.take, slot_ring.take
     free_staging, free_slot = staging_ring.free_indices.append, slot_ring.free_indices.append
-    sink, collected, note_times = pipeline.sink, retire.collected, retire.note_times
+    sink, collected, note_times = pipeline.sink, retire.collected, retire.clocks.note
 
     def travel(step: Step) -> None:
         program, payload = step.program, step.payload

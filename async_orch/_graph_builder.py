@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from async_orch._graph_arguments import as_dims, as_element, as_offset
 from async_orch._graph_definition import Definition, DefinitionSet
-from async_orch._graph_format import TASK_GRAPH, Bytes, aligned, require_bytes
+from async_orch._graph_format import MAX_DEPTH, TASK_GRAPH, Bytes, aligned, require_bytes
 from async_orch._graph_kernels import KernelTable
 from async_orch._graph_operands import STEP_HANDLES, Number, Operand, OperandRows, tensor_type
 from async_orch._graph_record import Recorder, in_order
@@ -78,6 +79,7 @@ class GraphBuilder:
             8 * max_tasks if max_args is None else max_args,
         )
         self._infer = infer
+        self._n_recording = 0
         self._definitions = DefinitionSet(max_definitions)
         self._declared = Declared(table, regions, self._definitions, infer=infer, scratch=frozenset(scratch))
         self._operands = OperandRows(regions, 2 * max_tasks if max_operands is None else max_operands)
@@ -97,7 +99,8 @@ class GraphBuilder:
         Asking again for the same tensor gives the same handle. At most 4 dimensions; `offset` must be a multiple of
         the item size. Raises `GraphError` if the region is unknown or the tensor does not lie within it.
         """
-        return self._operands.tensor(region, offset, tuple(shape), np.dtype(dtype))
+        offset, dims, element = as_offset(offset, "tensor"), as_dims(shape, "tensor"), as_element(dtype, "tensor")
+        return self._operands.tensor(region, offset, dims, element)
 
     def scalar(self, value: Number) -> Operand:
         """An int (64 bits, signed) or float (64 bits) argument; valid until `reset`. `task` takes plain ones too."""
@@ -108,7 +111,7 @@ class GraphBuilder:
 
         The view starts at a multiple of 64 bytes. Kernels see it read-only. Raises `GraphOverflow`.
         """
-        return self._reserve(tuple(shape), np.dtype(dtype))
+        return self._reserve(as_dims(shape, "input"), as_element(dtype, "input"))
 
     def put(self, array: ArrayLike) -> Operand:
         """Copy a per-step input into the image; the handle is valid until `reset`. See `reserve`."""
@@ -125,7 +128,7 @@ class GraphBuilder:
         task is then not added.
         """
         task_id = self._pools.n_tasks
-        entry = self._kernels.get(kernel)
+        entry = self._kernels.get(kernel) if isinstance(kernel, str) else None
         if entry is None:
             raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}")
         kernel_id, _, _, arity, outputs = entry
@@ -160,7 +163,16 @@ class GraphBuilder:
         recorder = Recorder(
             name, self._table, self._declared.regions, self._operands, self._definitions, infer=self._infer
         )
-        function(recorder)
+        if self._n_recording >= MAX_DEPTH:
+            raise GraphOverflow(
+                f"{name}: {self._n_recording} recordings under way, {MAX_DEPTH} available inside each other, 1 more "
+                "requested; does its function record itself?"
+            )
+        self._n_recording += 1
+        try:
+            function(recorder)
+        finally:
+            self._n_recording -= 1
         return self._definitions.add(recorder.end(), key)
 
     def place_definitions(self) -> Bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from async_orch._graph_arguments import shown
 from async_orch._graph_definition import Parameter, Template, parameter_of
 from async_orch._graph_format import (
     KIND_FLOAT,
@@ -114,7 +115,9 @@ class FormalRows:
             return PACK_FLOAT.pack(KIND_FLOAT, 0, 0, 0, number, *_ONES)
         if isinstance(number, int) and -(1 << 63) <= number < 1 << 63:
             return PACK_TENSOR.pack(KIND_INT, 0, 0, 0, number, *_ONES)
-        raise GraphError(f"{where}: {arg!r} is not a parameter, a tensor of a region, an int of 64 bits or a float")
+        raise GraphError(
+            f"{where}: {shown(arg)} is not a parameter, a tensor of a region, an int of 64 bits or a float"
+        )
 
 
 def parameter_record(parameter: Parameter) -> bytes:

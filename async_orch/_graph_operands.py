@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from async_orch._graph_arguments import shown
 from async_orch._graph_format import (
     CODE_OF_DTYPE,
     DTYPES,
@@ -91,12 +92,12 @@ class OperandRows:
 
     def tensor(self, region: str, offset: int, dims: tuple[int, ...], element: np.dtype[Any]) -> Operand:
         """The lasting handle of a tensor in a region; the same one for the same tensor."""
-        known = self._tensors.get((region, offset, dims, element))
+        known = self._tensors.get((region, offset, dims, element)) if isinstance(region, str) else None
         if known is not None:
             return known
-        if region not in self._regions:
+        if not isinstance(region, str) or region not in self._regions:
             names = ", ".join(self._regions) or "none"
-            raise GraphError(f"unknown region {region!r}; declared: {names} (per-step inputs go through put())")
+            raise GraphError(f"unknown region {shown(region)}; declared: {names} (per-step inputs go through put())")
         index, available = self._regions[region]
         code, nbytes = tensor_type(dims, element)
         if offset < 0 or offset % element.itemsize or offset + nbytes > available:
@@ -146,7 +147,7 @@ class OperandRows:
             kind = KIND_INT
             PACK_TENSOR.pack_into(self._bytes, at, kind, 0, 0, 0, number, *_ONES)
         else:
-            raise GraphError(f"{value!r} is not an operand of this builder, an int of 64 bits or a float")
+            raise GraphError(f"{shown(value)} is not an operand of this builder, an int of 64 bits or a float")
         operand = self._step_operand(self._signature(kind, 0, (), 0))
         if number or isinstance(number, int):  # 0.0 and -0.0 are equal as keys
             self.scalars[key] = operand

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from async_orch._graph_arguments import as_dims, as_element, as_offset, as_task_ids
 from async_orch._graph_definition import Definition, DefinitionSet, Parameter, check_name
 from async_orch._graph_dependencies import replay_accesses
 from async_orch._graph_formals import Argument, FormalRows, parameter_record
@@ -72,11 +73,12 @@ class Recorder:
 
     def parameter(self, name: str, shape: Sequence[int], dtype: DTypeLike, *, region: str = "") -> Parameter:
         """Declare a tensor that each replay binds: exactly this shape and dtype, in `region` if that is given."""
-        element = np.dtype(dtype)
-        code, _ = tensor_type(tuple(shape), element)
+        what = f"{self._name}: parameter {name!r}"
+        dims, element = as_dims(shape, what), as_element(dtype, what)
+        code, _ = tensor_type(dims, element)
         if region and region.encode() not in self._regions["name"].tolist():
             raise GraphError(f"{self._name}: parameter {name!r} asks for unknown region {region!r}")
-        return self._declare(Parameter(name, len(self._parameters), KIND_TENSOR, tuple(shape), code, 0, region, self))
+        return self._declare(Parameter(name, len(self._parameters), KIND_TENSOR, dims, code, 0, region, self))
 
     def number(self, name: str, kind: type[int | float]) -> Parameter:
         """Declare an int (64 bits, signed) or float (64 bits) that each replay binds."""
@@ -97,8 +99,10 @@ class Recorder:
         if parameter.kind != KIND_TENSOR:
             raise GraphError(f"{self._name}: parameter {parameter.name!r} is {parameter}, which has no parts")
         whole = self._parameters[parameter.name]
-        element = parameter.dtype if dtype is None else np.dtype(dtype)
-        code, nbytes = tensor_type(tuple(shape), element)
+        what = f"{self._name}: a part of parameter {parameter.name!r}"
+        element = parameter.dtype if dtype is None else as_element(dtype, what)
+        dims, offset = as_dims(shape, what), as_offset(offset, what)
+        code, nbytes = tensor_type(dims, element)
         available = parameter.nbytes
         if (
             element.itemsize > whole.dtype.itemsize
@@ -111,13 +115,13 @@ class Recorder:
                 f"items of at most {whole.dtype.itemsize} bytes"
             )
         return Parameter(
-            whole.name, whole.position, KIND_TENSOR, tuple(shape), code, parameter.offset + offset, whole.region, self
+            whole.name, whole.position, KIND_TENSOR, dims, code, parameter.offset + offset, whole.region, self
         )
 
     def task(self, kernel: str, *args: Argument, after: int | Sequence[int] = ()) -> int:
         """Add a call of `kernel`; as `GraphBuilder.task`, with ids that count from 0 in this Definition."""
         where = f"{self._name}, task {self.n_tasks} ({kernel})"
-        entry = self._table.by_name.get(kernel)
+        entry = self._table.by_name.get(kernel) if isinstance(kernel, str) else None
         if entry is None:
             raise GraphError(f"{self._name}, task {self.n_tasks}: {self._table.unknown(kernel)}")
         if len(args) != entry.n_args >= 0:
@@ -259,10 +263,7 @@ class Recorder:
     ) -> int:
         self._require_open()
         task = self.n_tasks
-        producers = [after] if isinstance(after, int) else list(after)
-        for producer in producers:
-            if not 0 <= producer < task:
-                raise GraphError(f"{where}: after={producer} is not an earlier task's id")
+        producers = as_task_ids(after, task, where)
         if self._derivation is not None:
             producers, unwritten = self._derivation.add(task, accesses, producers)
             self._unwritten += [(access.base, access.start, access.end) for access in unwritten]

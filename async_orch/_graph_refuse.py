@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from async_orch._graph_arguments import shown
 from async_orch._graph_definition import Definition, Parameter, parameter_of
 from async_orch._graph_format import ARG, TASK
 from async_orch._graph_operands import HOST_MEMORY, STEP_HANDLES, Operand, OperandRows
@@ -57,8 +58,8 @@ def require_fit(task: int, definition: Definition, bound: Sequence[object], rows
 def _why_not(parameter: Parameter, operand: object, rows: OperandRows, *, written: bool) -> str:
     if not isinstance(operand, Operand):
         if isinstance(operand, (int, float, np.generic)):
-            return f"it must be {parameter}, but the number {operand} is bound"
-        return HOST_MEMORY if hasattr(operand, "nbytes") else f"{operand!r} is not an operand of this builder"
+            return f"it must be {parameter}, but the number {shown(operand)} is bound"
+        return HOST_MEMORY if hasattr(operand, "nbytes") else f"{shown(operand)} is not an operand of this builder"
     record = rows.record_of(operand)
     if record is None:
         return (

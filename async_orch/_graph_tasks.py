@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from async_orch._graph_arguments import refuse_after, shown
 from async_orch._graph_format import ARG, HEADER_NBYTES, TASK
 from async_orch._graph_pool import IntPool
 from async_orch._graph_refuse import refuse_overflow
@@ -49,11 +51,14 @@ class TaskPools:
         """Add a task whose arguments are handles, in order; refuses wrong producers, and what does not fit."""
         task_id = self.n_tasks
         producers: Sequence[int] = (after,) if isinstance(after, int) else after
-        for producer in producers:
-            if not 0 <= producer < task_id:
-                raise GraphError(f"task {task_id} ({name}): after={producer} is not an earlier task's id")
         n_args = len(operands)
-        n_fanin = len(producers)
+        try:
+            n_fanin = len(producers)
+            for producer in producers:
+                if not 0 <= index(producer) < task_id:
+                    raise GraphError(f"task {task_id} ({name}): after={shown(producer)} is not an earlier task's id")
+        except TypeError:
+            refuse_after(f"task {task_id} ({name})", after)
         args = self.args
         fanin = self.fanin
         arg_start = args.flushed + len(args.tail)

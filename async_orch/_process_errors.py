@@ -16,14 +16,21 @@ __all__ = ["CallersUnpickler", "Failure", "describe", "revive", "unpickle"]
 TRACEBACK_CHARACTERS = 32_768
 """Of a longer traceback the beginning and the end are kept."""
 
+TEXT_CHARACTERS = 65_536
+"""Of a longer text of an exception the beginning and the end are kept."""
+
+PICKLED_NBYTES = 262_144
+"""An exception that is larger is not sent but described: reading it would keep the caller's event loop busy."""
+
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An exception in a form that always arrives; ``pickled`` is empty where it could not be pickled and read back."""
+    """An exception in a form that always arrives; ``unsent`` says why ``pickled`` is empty, where it is."""
 
     pickled: bytes
     type_name: str
     text: str
     traceback: str
+    unsent: str = "it cannot be pickled"
 
 
 class CallersUnpickler(pickle.Unpickler):
@@ -43,10 +50,13 @@ def unpickle(data: bytes) -> Any:
 
 def describe(error: BaseException) -> Failure:
     """In the worker: put an exception in a form that arrives."""
-    kind = type(error)
+    kind, unsent = type(error), "it cannot be pickled"
     try:
         pickled = pickle.dumps(error)
         if type(pickle.loads(pickled)) is not kind:  # noqa: S301 - our own bytes
+            pickled = b""
+        if len(pickled) > PICKLED_NBYTES:
+            unsent = f"pickled it has {len(pickled)} bytes, more than the {PICKLED_NBYTES} that are sent"
             pickled = b""
     except Exception:  # noqa: BLE001 - the caller's class decides what goes wrong here; its words are sent instead
         pickled = b""
@@ -55,13 +65,18 @@ def describe(error: BaseException) -> Failure:
     except Exception as exc:  # noqa: BLE001 - as above
         text = f"its text cannot be had: {type(exc).__name__}"
     story = "".join(traceback.format_exception(error)).rstrip()
-    if len(story) > TRACEBACK_CHARACTERS:
-        half = TRACEBACK_CHARACTERS // 2
-        story = f"{story[:half]}\n  ... {len(story) - 2 * half} characters left out ...\n{story[-half:]}"
+    text, story = _shortened(text, TEXT_CHARACTERS, " "), _shortened(story, TRACEBACK_CHARACTERS, "\n")
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     # Half surrogates, which the wire does not take, may stand in any text.
-    words = (_encodable(each) for each in (module + kind.__qualname__, text, story))
-    return Failure(pickled, *words)
+    type_name, words, story = (_encodable(each) for each in (module + kind.__qualname__, text, story))
+    return Failure(pickled, type_name, words, story, unsent)
+
+
+def _shortened(text: str, characters: int, space: str) -> str:
+    if len(text) <= characters:
+        return text
+    half = characters // 2
+    return f"{text[:half]}{space}... {len(text) - 2 * half} characters left out ...{space}{text[-half:]}"
 
 
 def _encodable(text: str) -> str:
@@ -71,7 +86,7 @@ def _encodable(text: str) -> str:
 def revive(failure: Failure, pid: int) -> BaseException:
     """In the caller's process: the exception, or a `RemoteError` in its place; a note says where it was raised."""
     error: BaseException | None = None
-    why = "it cannot be pickled"
+    why = failure.unsent
     if failure.pickled:
         try:
             error = unpickle(failure.pickled)

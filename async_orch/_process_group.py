@@ -7,6 +7,7 @@ the keeper. A worker dies with that thread, which lives as long as the group: no
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import time
@@ -20,13 +21,16 @@ from async_orch._build_job import BuildJob
 from async_orch._events import emit
 from async_orch._fences import Waker
 from async_orch._process_errors import revive
-from async_orch._process_start import KILL_TIMEOUT_S, how_it_ended, reap, start
+from async_orch._process_start import KILL_TIMEOUT_S, ends_within, how_it_ended, reap, start
 from async_orch._process_wire import Answer, Build, Channel, Closed, Hello, Ready, Refused, Stop, ToLoop
 from async_orch._shared_memory import SharedMemory
 from async_orch._workers import WorkerPool
 from async_orch.exceptions import ConfigurationError
 
 __all__ = ["Owner", "ProcessGroup", "Worker"]
+
+HANG_UP_S = 1.0
+"""How long a worker whose channel is closed may take to end by itself: one that is ending closes it first."""
 
 START_TIMEOUT_S = 120.0
 """How long opening waits for the workers; importing a large framework for the first time takes a minute."""
@@ -58,6 +62,12 @@ class Worker:
     def exit_code(self) -> int | None:
         """As of `subprocess.Popen.returncode`."""
         return None if self.process is None else self.process.returncode
+
+    def how_it_ended(self) -> str:
+        """Its end in words; a kill by this process is told from one by the kernel or by others."""
+        if self.fault and self.exit_code == -signal.SIGKILL:
+            return f"was killed by this process{self.fault}"
+        return how_it_ended(self.exit_code) + self.fault
 
     def tell(self, message: Hello | Build | Stop, *descriptors: int) -> bool:
         """Send a message; False if the process has gone. Raises `OSError` where this process cannot send."""
@@ -186,8 +196,11 @@ class ProcessGroup:
             self._cannot_be_had(f"a worker process cannot be started: {exc}", exc)
             self.end(worker)
 
-    def end(self, worker: Worker, deadline: float = 0.0) -> None:
-        """Hear no more of a worker and see it to its end; until ``deadline`` it may end by itself."""
+    def end(self, worker: Worker, deadline: float = 0.0, *, hung_up: bool = False) -> None:
+        """Hear no more of a worker and see it to its end; until ``deadline`` it may end by itself.
+
+        ``hung_up`` if it has closed the channel, which is then what a kill is for.
+        """
         if worker.ended:
             return
         worker.ended = True
@@ -199,8 +212,12 @@ class ProcessGroup:
 
         def work() -> None:
             nonlocal reaped
-            if worker.process is not None:
-                reaped = reap(worker.process, deadline - time.monotonic())
+            if worker.process is None:
+                return
+            patience_s = deadline - time.monotonic()
+            if hung_up and not ends_within(worker.process, patience_s):
+                worker.fault, patience_s = " because its channel was closed", 0.0
+            reaped = reap(worker.process, patience_s)
 
         def then(_: Exception | None) -> None:
             if reaped:
@@ -215,7 +232,7 @@ class ProcessGroup:
             if not self.workers and not self._emptied.done():
                 self._emptied.set_result(None)
             return
-        how = how_it_ended(worker.exit_code) + worker.fault
+        how = worker.how_it_ended()
         if worker.ready:
             emit("warning", "build.worker_replaced", pid=worker.pid, how=how)
             self._start()
@@ -243,7 +260,8 @@ class ProcessGroup:
             return
         except Closed as exc:
             worker.unread = exc.unread
-            self.end(worker)
+            # Mostly it is ending. Only if it is not is it killed, which must not look like a kill by others.
+            self.end(worker, time.monotonic() + HANG_UP_S, hung_up=True)
             return
         except Exception as exc:  # noqa: BLE001 - too many open files, or words that make no sense
             worker.fault = f" because its answer could not be read: {exc}"

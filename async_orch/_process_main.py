@@ -23,7 +23,7 @@ def main_module() -> MainModule:
     """In the caller's process: how a worker imports what runs here as ``__main__``."""
     module = sys.modules["__main__"]
     spec, path = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    if path is None:
+    if path is None or (spec is None and not Path(path).is_file()):  # python < script.py: "<stdin>", which is no file
         return MainModule(
             refusal="it is defined in __main__, which has no file that a worker process could import (an interactive "
             "session, python -c, or standard input); define it in a module and import it from there"

@@ -16,7 +16,6 @@ import numpy as np
 from async_orch._build_job import BuildJob
 from async_orch._process_errors import revive
 from async_orch._process_group import ProcessGroup, Worker
-from async_orch._process_start import how_it_ended
 from async_orch._process_wire import Answer, Build, Hello
 from async_orch._program import Built
 from async_orch._step import SETTLED
@@ -89,6 +88,7 @@ class ProcessPool:
             return
         for worker in self._group.workers:
             if worker.job is job:
+                worker.fault = worker.fault or " because its build took too long"
                 self._group.end(worker)
 
     def _finish(self, job: BuildJob, error: BaseException | None = None) -> None:
@@ -202,7 +202,7 @@ class ProcessPool:
             job.began_s = None
             self._jobs.appendleft(job)
             return
-        what = f"worker process {worker.pid} {how_it_ended(worker.exit_code)}{worker.fault} while it built this step"
+        what = f"worker process {worker.pid} {worker.how_it_ended()} while it built this step"
         text = f"step {step.step_id!r} (seq {step.seq}) failed in build: {what}"
         ids = {"step_id": step.step_id, "seq": step.seq}
         self._finish(job, WorkerDied(text, stage="build", pid=worker.pid, exit_code=worker.exit_code, **ids))

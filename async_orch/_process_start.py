@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ from multiprocessing import spawn
 from async_orch._process_boot import BOOT
 from async_orch.exceptions import ConfigurationError
 
-__all__ = ["how_it_ended", "reap", "start"]
+__all__ = ["ends_within", "how_it_ended", "reap", "start"]
 
 KILL_TIMEOUT_S = 5.0
 """How long a killed process may take to end; one that the kernel cannot end is left behind and counted."""
@@ -36,12 +35,16 @@ def start(descriptor: int) -> subprocess.Popen[bytes]:
 
 def reap(process: subprocess.Popen[bytes], patience_s: float) -> bool:
     """Wait ``patience_s`` for a worker to end by itself, then kill it. False if the kernel cannot end it."""
-    if patience_s > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+    if patience_s > 0 and ends_within(process, patience_s):
+        return True
     process.kill()
+    return ends_within(process, KILL_TIMEOUT_S)
+
+
+def ends_within(process: subprocess.Popen[bytes], patience_s: float) -> bool:
+    """Whether a worker ends by itself within ``patience_s``."""
     try:
-        process.wait(KILL_TIMEOUT_S)
+        process.wait(max(patience_s, 0.0))
     except subprocess.TimeoutExpired:
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from async_orch._clocks import StepClocks
 from async_orch._collect import NO_OUTPUT, CollectJob, collect, escaped
 from async_orch._escape import escapes
 from async_orch._events import emit
@@ -15,7 +16,6 @@ from async_orch.exceptions import (
     CollectError,
     CopyError,
     LaunchError,
-    OrchError,
     StepError,
     StepTimeout,
 )
@@ -34,7 +34,7 @@ class RetireStage(Stage):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
         self.last_fence_ns = UNKNOWN
-        self.device_end_ns: int | None = None
+        self.clocks = StepClocks()
         self._watched: Fence | None = None
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
@@ -107,7 +107,7 @@ class RetireStage(Stage):
         step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
         self._watched = None
         fence = step.output_done
-        self.read_clocks(step)
+        self.clocks.read(step)
         return fence
 
     # -- collecting ----------------------------------------------------------------------------------------
@@ -254,64 +254,3 @@ class RetireStage(Stage):
         step.retire_end_ns = self.pipeline.now()
         self.pipeline.release_slot(step)
         self.fail_step(step, kind, what, cause, stage=stage)
-
-    def read_clocks(self, step: Step) -> None:
-        """`note_times` with the step's own fences; drops those that nothing else needs."""
-        start = step.device_start
-        if step.d2d_start is not None:
-            step.d2d_ns = self._d2d_ns(step)
-            step.d2d_start = None
-        self.note_times(step, step.copy_start, step.copy_end, start, step.device_end, step.output_done)
-        step.copy_start = step.device_start = None
-
-    @staticmethod
-    def _d2d_ns(step: Step) -> int:
-        try:
-            if step.device_start is not None and step.d2d_start is not None:
-                return step.device_start.elapsed_ns(step.d2d_start) or 0
-        except OrchError:
-            pass  # as in note_times
-        return UNKNOWN
-
-    def note_times(
-        self,
-        step: Step,
-        copy_start: Fence | None,
-        copy_end: Fence | None,
-        start: Fence | None,
-        end: Fence | None,
-        done: Fence | None,
-    ) -> None:
-        """Times of copy, kernels and output, and the bubble before them.
-
-        A time that the driver cannot give is unknown; the step is none the worse for it.
-        """
-        try:
-            if copy_start is not None and copy_end is not None:
-                started_ns, ended_ns = copy_start.time_ns(), copy_end.time_ns()
-                if started_ns is not None and ended_ns is not None:
-                    step.h2d_start_ns = started_ns
-                    step.h2d_ns = ended_ns - started_ns
-            if start is None or end is None or done is None:
-                return
-            start_ns, end_ns = start.time_ns(), end.time_ns()
-            if start_ns is None or end_ns is None:
-                return
-            step.device_start_ns = start_ns
-            step.device_ns = end_ns - start_ns
-            previous_ns = self.device_end_ns
-            if previous_ns is not None:
-                step.bubble_ns = start_ns - previous_ns
-                accept_ns = step.accept_ns
-                if accept_ns > previous_ns:
-                    step.starved_ns = min(accept_ns, start_ns) - previous_ns
-                else:
-                    step.starved_ns = 0
-            if done is not end:
-                done_ns = done.time_ns()
-                if done_ns is not None:
-                    step.d2h_ns = done_ns - end_ns
-                    end_ns = done_ns
-            self.device_end_ns = end_ns
-        except OrchError:
-            return

@@ -248,7 +248,8 @@ def _prediction(setting: Setting, outcome: Outcome) -> Prediction:
     fill = min(_FILL_FACTOR * (setting.slots + setting.queue_depth), len(outcome.ended) // 3)
     ended, accepted = np.array(outcome.ended), np.array(outcome.accepted)
     start, end = np.array(outcome.device_start), np.array(outcome.device_end)
-    window = max(int(ended[-1] - ended[fill]), 1)
+    # The loop sees ends late, not equally late at both ends of the window; the device cannot be faster than it is.
+    window = max(int(ended[-1] - ended[fill]), int(end[-1] - end[fill]), 1)
     ways = np.sort((ended - accepted)[fill:])
     device_window = max(int(end[-1] - start[fill]), 1)
     whole = max(int(ended[-1]), 1)

@@ -96,7 +96,7 @@ def graph_lines(program: LargeDecode) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 if a step failed, 2 if it could not begin."""
-    parser = argparse.ArgumentParser(prog="decode_runner --shape", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="decode_runner", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--shape", choices=tuple(SHAPES), required=True, help="the model, without weights")
     add("--backend", default="sim:a5-report", metavar="NAME", help="sim:a5-report, sim:a2a3-published, ...")

@@ -116,7 +116,7 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     add(
         "--shape",
         metavar="NAME",
-        help="a large model without weights on a simulated device: qwen3-14b, see --shape X -h",
+        help="a large model without weights on a simulated device: qwen3-14b; its options: --shape qwen3-14b --help",
     )
     add("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args(argv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -79,3 +80,21 @@ def test_a_schedule_fills_the_cores() -> None:
     assert (found.makespan, found.work, found.critical) == (4, 8, 3)
     assert schedule(calls, [1, 2, 3, 1, 1], 1).makespan == 8
     assert schedule(calls, [1, 2, 3, 1, 1], 9).makespan == 3
+
+
+def test_help_names_a_command_that_shows_the_options_of_a_shape(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What --help says to type gives the usage of the same command, with the options that --shape has."""
+    monkeypatch.setattr(runner, "SHAPES", {"qwen3-14b": QWEN3_14B})
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    found = re.search(r"its options: (--shape \S+ --help)", " ".join(capsys.readouterr().out.split()))
+    assert found is not None
+    with pytest.raises(SystemExit) as ended:
+        main(found[1].split())
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: decode_runner [-h] --shape {qwen3-14b}")
+    assert "--steps N" in shown

@@ -68,6 +68,17 @@ async def test_a_worker_that_is_killed_fails_its_step_only() -> None:
     assert_balanced(orch)
 
 
+async def test_a_worker_that_closes_its_channel_is_killed_and_the_error_says_by_whom(tmp_path: Path) -> None:
+    """A kill by the orchestrator itself is not blamed on a lack of memory."""
+    async with processes() as orch:
+        with pytest.raises(
+            WorkerDied, match="was killed by this process because its channel was closed while it"
+        ) as died:
+            await orch.run(Order(1, "hang_up", str(tmp_path / "never")))
+        assert "memory" not in str(died.value)
+        assert (await orch.run(Order(2))).output == 4
+
+
 @pytest.mark.parametrize("on_its_way", [False, True])
 async def test_a_worker_that_is_killed_while_idle_costs_no_step(*, on_its_way: bool) -> None:
     """Neither when nothing was sent to it, nor when it had not read what was: another process builds the step."""

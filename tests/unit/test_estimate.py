@@ -13,6 +13,7 @@ from async_orch.abc import ByteArray, Stream
 from async_orch.analysis import EstimateError, Setting, StepCost, StepSizes, estimate
 from async_orch.analysis._model import simulate
 from async_orch.analysis._render_estimate import percent
+from async_orch.analysis._whatif import _prediction as prediction
 from async_orch.cli import main
 
 MS = 1_000_000
@@ -175,3 +176,24 @@ def test_steps_that_take_no_time_are_refused(capsys: pytest.CaptureFixture[str])
         estimate(cost(1), Setting(slots=0))
     with pytest.raises(EstimateError, match="device=-1"):
         estimate(StepCost(0, 0, 0, 0, -1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("step", "setting"),
+    [
+        (cost(8, 1, 1, 10), Setting()),
+        (cost(0, 0, 9.9, 10), Setting()),
+        (cost(19.2, 14.1, 0, 19.5), Setting(slots=2)),
+        (cost(0, 0.9, 15.6, 0), Setting(slots=4, queue_depth=3, build_workers=1)),
+    ],
+)
+def test_overlapped_is_never_below_the_bound(step: StepCost, setting: Setting) -> None:
+    """Steps whose queues fill slowly, or whose launches come in bursts, are not said to beat the busiest resource."""
+    found = estimate(step, setting)
+    assert found.overlapped_ns >= found.bound_ns
+
+
+def test_whatif_is_never_faster_than_the_device() -> None:
+    """A prediction from few steps whose queues fill slowly does not beat the time that the device needs for each."""
+    step, setting = cost(8, 1, 1, 10), Setting()
+    assert prediction(setting, simulate([step] * 150, setting)).steps_per_s <= 100

@@ -23,6 +23,8 @@ def wrong_replays() -> list[tuple[Any, str]]:
             r"argument 'x': memory that no handle stands for, such as an array on the hos",
         ),
         ({"factor": 2}, r"argument 'factor': it must be a float, but an int is bound"),
+        ({"factor": 10**400}, r"argument 'factor': <int of 1329 bits> is not an operand"),
+        ({"x": 10**400}, r"argument 'x': <int of 1329 bits> is not an operand"),
         ({"factor": "two"}, r"argument 'factor': 'two' is not an operand of this builder"),
         ({"x": "two"}, r"argument 'x': 'two' is not an operand of this builder"),
         ({"x": 1.5}, r"argument 'x': it must be a tensor of float32, shape \(4,\), but a float is bound"),
@@ -91,6 +93,11 @@ RECORDINGS: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda r, b: r.task("scale", b, 1, b, after=0), r"layer, task 0 \(scale\): after=0 is not an earlier task's id"),
     (lambda r, b: r.parameter("p", (2,), "f4") and r.parameter("p", (2,), "f4"), r"parameter name 'p' is empty or tak"),
     (lambda r, b: r.parameter("p", (2,), "f4", region="nowhere"), r"parameter 'p' asks for unknown region 'nowhere'"),
+    (lambda r, b: r.task("scale", b, 1, b, after=["a"]), r"layer, task 0 \(scale\): after=\['a'\] is neither an earl"),
+    (lambda r, b: r.task("scale", b, 1, b, after=[None]), r"layer, task 0 \(scale\): after=\[None\] is neither"),
+    (lambda r, b: r.task("scale", b, 10**400, b), r"task 0 \(scale\), argument 1: <int of 1329 bits> is not a param"),
+    (lambda r, b: r.parameter("p", (1.5,), "f4"), r"layer: parameter 'p': shape \(1.5,\) is not a sequence of whole"),
+    (lambda r, b: r.part(r.parameter("p", (8,), "f4"), 0.0, (1,)), r"a part of parameter 'p': offset 0.0 is not a who"),
     (lambda r, b: r.parameter("p", (2,), "c8"), r"dtype complex64 is not supported"),
     (lambda r, b: r.number("n", str), r"number 'n' must be int or float, not <class 'str'>"),
     (lambda r, b: r.part(r.number("n", int), 0, (1,)), r"parameter 'n' is an int, which has no parts"),
@@ -108,6 +115,19 @@ def test_a_wrong_recording_names_definition_task_and_argument(call: Any, message
     with pytest.raises(GraphError, match=message):
         builder.record("layer", lambda recorder: call(recorder, tensor))
     assert builder.place_definitions().size == 0
+
+
+def test_a_recording_that_records_itself_is_refused() -> None:
+    """A function that records itself without end is named, and the builder records others afterwards."""
+    builder = make_builder(make_table())
+
+    def again(recorder: Any) -> None:
+        del recorder
+        builder.record("again", again)
+
+    with pytest.raises(GraphOverflow, match=r"again: 64 recordings under way, .* does its function record itself"):
+        builder.record("again", again)
+    assert record_layer(builder).n_tasks
 
 
 def test_inputs_of_a_step_are_parameters() -> None:

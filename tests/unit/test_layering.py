@@ -48,7 +48,7 @@ LAYERS = [
     {"_prometheus", "_opentelemetry"},
     {"metrics"},
     {"_config", "_slot", "_step", "_slot_ring", "_staging"},
-    {"_program", "_timings", "_handle", "_collect", "_annotate", "_witness"},
+    {"_program", "_timings", "_handle", "_clocks", "_collect", "_annotate", "_witness"},
     {"_engine_program", "_stage", "_record", "_watchdog", "_barrier", "_admission", "_settling", "_memory_plan"},
     {"_process_wire", "_build_job"},
     {"_process_main"},

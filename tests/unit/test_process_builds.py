@@ -132,6 +132,19 @@ async def test_errors_of_a_build_come_over_whole() -> None:
         assert (await orch.run(Order(5))).output == 25
 
 
+async def test_the_text_of_an_exception_is_cut_in_the_worker() -> None:
+    """An exception of megabytes does not come over whole: its text is cut, and says that and by how much."""
+    async with Orchestrator(Acts(), "sim:instant", build_in="process") as orch:
+        with pytest.raises(BuildError) as caught:
+            await orch.run(Order(1, "shout"))
+    cause = caught.value.__cause__
+    assert isinstance(cause, RemoteError)
+    assert cause.type_name == "ArithmeticError"
+    assert "x ... 1934464 characters left out ... x" in str(cause)
+    assert len(str(cause)) < 70_000
+    assert "more than the 262144 that are sent" in str(cause)
+
+
 async def test_a_build_that_raised_is_tried_again_in_a_worker() -> None:
     """Retries go back to the workers, and a worker's program keeps what it noted before."""
     async with Orchestrator(Acts(), "sim:instant", build_in="process") as orch:

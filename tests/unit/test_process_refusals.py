@@ -118,11 +118,18 @@ UNGUARDED = SCRIPT + "\nasyncio.run(main())\n"
 GUARDED_BESIDE = UNGUARDED + "\nif __name__ == '__main__':\n    print('too late')\n"
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a script as a user would."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}"}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        input=script,
     )
 
 
@@ -149,6 +156,9 @@ def test_a_script_without_a_guard_is_refused_and_not_run_again(tmp_path: Path) -
     assert "plain.py, which has no 'if __name__ == \"__main__\":'" in last
 
     done = run("-c", UNGUARDED, cwd=tmp_path)
+    assert "defined in __main__, which has no file that a worker process could import" in done.stderr.splitlines()[-1]
+
+    done = run(cwd=tmp_path, script=GUARDED)  # python < script.py
     assert "defined in __main__, which has no file that a worker process could import" in done.stderr.splitlines()[-1]
 
     (tmp_path / "beside.py").write_text(GUARDED_BESIDE, encoding="utf-8")
