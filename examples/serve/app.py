@@ -40,8 +40,9 @@ __all__ = ["Serving", "Settings", "serving"]
 class Settings:
     """How the server runs; sizes of the model are the model's.
 
-    ``waiting_room``: requests that may wait for a row and blocks; further ones get 429. ``body_nbytes``, ``body_s``,
-    ``request_s``: limits of one request, see `Service`. ``otel``: report steps to OpenTelemetry's global providers.
+    ``waiting_room``: requests that may wait beyond those that find a free row; further ones get 429.
+    ``body_nbytes``, ``body_s``, ``request_s``: limits of one request, see `Service`.
+    ``otel``: report steps to OpenTelemetry's global providers.
     """
 
     name: str

@@ -42,6 +42,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
+BACKENDS = ("host", "sim")
+"""Where the paged Qwen3 programs run: they compute with numpy, which other devices do not execute."""
+
 MOST = 1_000_000
 """Of anything that is counted: more is a slip of the keyboard."""
 
@@ -70,13 +73,21 @@ def _port(text: str) -> int:
     return value
 
 
+def _backend(text: str) -> str:
+    if text.partition(":")[0] not in BACKENDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot run the served model: its programs exist for {' and '.join(BACKENDS)} only"
+        )
+    return text
+
+
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; ends the process with one line for what it does not understand."""
     parser = _Parser(prog="examples.serve", description="An OpenAI-compatible server over async_orch.")
     add = parser.add_argument
     add("--model", type=Path, default=CHECKPOINT, metavar="DIR", help="model folder (default: the shipped checkpoint)")
     add("--name", help="what clients call the model (default: the folder's name; qwen3-stories if shipped)")
-    add("--backend", default="host", help="host (default), sim:PROFILE")
+    add("--backend", type=_backend, default="host", help="host (default) or sim:PROFILE; no other runs this model")
     add("--mode", choices=("pipelined", "ring", "naive"), default="pipelined")
     add("--slots", type=_count, default=3, help="slots of the orchestrator (default: 3)")
     add("--batch", type=_count, default=16, help="sequences that run at once (default: 16)")
@@ -86,7 +97,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="longest prompt and answer together, in tokens (default: the model's, up to 4096)",
     )
     add("--kv-blocks", type=_count, help="blocks of the cache (default: enough for --batch sequences of full length)")
-    add("--waiting-room", type=_count, default=128, help="requests that may wait; further ones get 429 (default: 128)")
+    add(
+        "--waiting-room",
+        type=_count,
+        default=128,
+        help="requests that may wait beyond the free rows; further ones get 429 (default: 128)",
+    )
     add("--request-timeout", type=_seconds, default=300.0, metavar="S", help="limit of one request (default: 300)")
     add("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")

@@ -116,8 +116,11 @@ class Scheduler:
         return -(-(len(asked.prompt) + asked.max_tokens - 1) // self.limits.block_size)
 
     def add(self, generation: Generation) -> None:
-        """Let a request wait for its turn. Raises `ApiError` 429 if the waiting room is full."""
-        if len(self.waiting) >= self.waiting_room:
+        """Let a request wait for its turn. Raises `ApiError` 429 beyond the free rows and the waiting room.
+
+        Rows that are free count, since they are only given out when the next step is planned.
+        """
+        if len(self.waiting) >= self.waiting_room + len(self._rows):
             raise overloaded(
                 f"{len(self.waiting)} requests are waiting, as many as this server lets wait; try again later",
                 retry_after_s=1 + len(self.waiting) // max(1, self.limits.batch),

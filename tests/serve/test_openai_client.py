@@ -140,6 +140,14 @@ async def test_a_full_waiting_room_says_when_to_come_back() -> None:
     assert [text for text, _ in texts] == [text_of(answer(f"w{i}", 30)) for i in range(3)]
 
 
+async def test_a_small_waiting_room_refuses_nobody_while_rows_are_free() -> None:
+    """Ten requests at once, sixteen rows, room for one to wait: all ten are served."""
+    model = HashModel(batch=16, cost_ns=2_000_000)
+    async with running(model, "sim:instant", waiting_room=1) as server, client(server) as api:
+        texts = await asyncio.gather(*(streamed(api, f"w{i}", max_tokens=8) for i in range(10)))
+    assert [text for text, _ in texts] == [text_of(answer(f"w{i}", 8)) for i in range(10)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_is_in_no_further_step(stream: bool) -> None:
     """Its blocks and row are free as soon as the step in flight is over; the others never notice."""

@@ -82,6 +82,9 @@ def test_sigterm_lets_streams_finish() -> None:
     [
         (["--model", "/nowhere"], "nowhere"),
         (["--backend", "abacus"], "abacus"),
+        (["--backend", "opencl"], "'opencl' cannot run the served model"),
+        (["--backend", "opencl:0:0"], "host and sim only"),
+        (["--backend", "torch:cpu"], "host and sim only"),
         (["--port", "70000"], "70000"),
         (["--batch", "0"], "'0'"),
         (["--context", "100000"], "512"),

@@ -176,10 +176,21 @@ def test_what_was_built_on_a_failed_step_is_planned_again() -> None:
 
 
 def test_a_full_waiting_room_is_refused() -> None:
-    """429 with the time after which to come back."""
+    """Free rows and waiting room take requests; beyond both it is 429 with the time after which to come back."""
     made = scheduler()
-    for _ in range(8):
+    for _ in range(2 + 8):
         made.add(request(4, 4))
     with pytest.raises(ApiError) as full:
         made.add(request(4, 4))
-    assert (full.value.status, full.value.retry_after_s) == (429, 5)
+    assert (full.value.status, full.value.retry_after_s) == (429, 6)
+
+
+def test_rows_that_are_taken_no_longer_count_as_room() -> None:
+    """Once the rows are given out, as many may wait as the waiting room holds and no more."""
+    made = scheduler()
+    for _ in range(2 + 8):
+        made.add(request(4, 4))
+    fly(made)
+    assert (len(made.running), len(made.waiting)) == (2, 8)
+    with pytest.raises(ApiError, match="8 requests are waiting"):
+        made.add(request(4, 4))
