@@ -19,13 +19,19 @@ def host_clock(frame: StepFrame) -> npt.NDArray[np.bool_]:
     """
     stated = np.array([kind.device_clock in ("host", "anchored") for kind in frame.kinds] or [False])
     held = stated[frame.kind]
-    own_runs = {kind.run_id for kind in frame.kinds if kind.device_clock == "device"}
-    for run_id in sorted(own_runs):
-        own = np.array([kind.run_id == run_id and kind.device_clock == "device" for kind in frame.kinds])[frame.kind]
-        steps = frame.take(own)
-        names = ("launch_start_ns", "device_start_ns", "device_ns", "retire_start_ns")
-        launch, start, length, retire = (steps.column(name) for name in names)
-        known = np.logical_and.reduce([values != MISSING for values in (launch, start, length, retire)])
-        if bool(known.any()) and bool(np.all((launch <= start) & (start + length <= retire) | ~known)):
-            held |= own
-    return held
+    runs: dict[str, int] = {}
+    own_kinds = [kind.device_clock == "device" for kind in frame.kinds] or [False]
+    if not any(own_kinds):
+        return held
+    run_of_kind = np.array([runs.setdefault(kind.run_id, len(runs)) for kind in frame.kinds])
+    run = run_of_kind[frame.kind]
+    names = ("launch_start_ns", "device_start_ns", "device_ns", "retire_start_ns")
+    launch, start, length, retire = (frame.column(name) for name in names)
+    known = np.array(own_kinds)[frame.kind]
+    for values in (launch, start, length, retire):
+        known &= values != MISSING
+    lies_between = (launch <= start) & (start + length <= retire)
+    timed = np.bincount(run[known], minlength=len(runs)) > 0
+    strays = np.bincount(run[known & ~lies_between], minlength=len(runs)) > 0
+    same_clock: npt.NDArray[np.bool_] = (timed & ~strays)[run]
+    return held | (np.array(own_kinds)[frame.kind] & same_clock)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,16 @@ import numpy.typing as npt
 from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Block, Column, Kind
 
 __all__ = ["StepFrame"]
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class _Pieces(NamedTuple):
+    """Rows by the block that holds them, and where each goes if they are not in the order of the log."""
+
+    chosen: list[tuple[int, slice | npt.NDArray[np.intp]]]
+    order: npt.NDArray[np.intp] | None
 
 
 class StepFrame:
@@ -22,16 +32,22 @@ class StepFrame:
     """
 
     def __init__(
-        self, blocks: Sequence[Block], kinds: Sequence[Kind], rows: npt.NDArray[np.intp] | slice | None = None
+        self,
+        blocks: Sequence[Block],
+        kinds: Sequence[Kind],
+        rows: npt.NDArray[np.intp] | slice | None = None,
+        numbers: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        self._blocks = tuple(blocks)
+        self._blocks = blocks if isinstance(blocks, tuple) else tuple(blocks)  # shared with the frames taken from it
         self._rows = rows
-        self.kinds: tuple[Kind, ...] = tuple(kinds)
+        self._numbers = numbers  # what the blocks call each of `kinds`, ascending; None where that is its index
+        self.kinds: tuple[Kind, ...] = kinds if isinstance(kinds, tuple) else tuple(kinds)
 
     @cached_property
     def kind(self) -> npt.NDArray[np.int32]:
         """The number of each row's kind, an array of shape (steps,)."""
-        return self._taken([block.kinds for block in self._blocks], np.int32)
+        kind = self._taken([block.kinds for block in self._blocks], np.int32)
+        return kind if self._numbers is None else np.searchsorted(self._numbers, kind).astype(np.int32)
 
     def __len__(self) -> int:
         if self._rows is None:
@@ -50,8 +66,42 @@ class StepFrame:
         return self._taken([block.columns[name] for block in self._blocks], np.int64)
 
     def _taken(self, parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-        whole = np.concatenate(parts) if parts else np.empty(0, dtype)
-        return whole if self._rows is None else whole[self._rows]
+        if self._rows is None:
+            return np.concatenate(parts) if parts else np.empty(0, dtype)
+        if not len(self):
+            return np.empty(0, dtype)
+        pieces = self._pieces
+        taken = [parts[block][rows] for block, rows in pieces.chosen]
+        together = np.concatenate(taken)
+        if pieces.order is None:
+            return together
+        ordered = np.empty_like(together)
+        ordered[pieces.order] = together
+        return ordered
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        """Where the rows are; a frame of a few rows touches the blocks that hold them and no other."""
+        ends = np.cumsum([len(block.kinds) for block in self._blocks])
+        rows = self._rows
+        if rows is None:
+            return _Pieces([(number, slice(None)) for number in range(len(self._blocks))], None)
+        chosen: list[tuple[int, slice | npt.NDArray[np.intp]]] = []
+        if isinstance(rows, slice):
+            first, last = np.searchsorted(ends, [rows.start, rows.stop - 1], side="right").tolist()
+            for number in range(first, last + 1):
+                start = int(ends[number]) - len(self._blocks[number].kinds)
+                chosen.append((number, slice(max(rows.start - start, 0), rows.stop - start)))
+            return _Pieces(chosen, None)
+        order = None if bool(np.all(rows[1:] > rows[:-1])) else np.argsort(rows, kind="stable")
+        ascending = rows if order is None else rows[order]
+        first, last = np.searchsorted(ends, ascending[[0, -1]], side="right").tolist()
+        cuts = [0, *np.searchsorted(ascending, ends[first:last]).tolist(), len(rows)]
+        for number, begin, end in zip(range(first, last + 1), cuts, cuts[1:], strict=False):
+            if begin < end:
+                start = int(ends[number]) - len(self._blocks[number].kinds)
+                chosen.append((number, ascending[begin:end] - start))
+        return _Pieces(chosen, order)
 
     def counts(self) -> npt.NDArray[np.int64]:
         """How many rows there are of each of `kinds`."""
@@ -61,7 +111,7 @@ class StepFrame:
         """The same steps in frames of bounded size, one after the other, where they are held so."""
         if self._rows is None:
             for block in self._blocks:
-                yield StepFrame([block], self.kinds)
+                yield StepFrame([block], self.kinds, None, self._numbers)
         else:
             yield self
 
@@ -69,6 +119,32 @@ class StepFrame:
         """The steps of the kinds for which `condition` holds."""
         held = np.array([condition(kind) for kind in self.kinds], np.bool_)
         return self.take(held[self.kind] if len(self) else np.empty(0, np.bool_))
+
+    def split(self, key: Callable[[Kind], _Key]) -> dict[_Key, StepFrame]:
+        """The steps by the `key` of their kind, in the order of `kinds`; keys without a step are left out.
+
+        Each frame knows the kinds of its own key only. The rows are sorted once, so that many keys cost little more
+        than one.
+        """
+        keys: dict[_Key, int] = {}
+        of_kind = np.array([keys.setdefault(key(kind), len(keys)) for kind in self.kinds], np.int32)
+        if not len(self):
+            return {}
+        if len(keys) == 1:
+            return dict.fromkeys(keys, self)
+        of_row = of_kind[self.kind]
+        order = np.argsort(of_row, kind="stable")
+        cuts = np.searchsorted(of_row[order], np.arange(len(keys) + 1)).tolist()
+        kinds = np.argsort(of_kind, kind="stable").astype(np.int32)
+        kind_cuts = np.searchsorted(of_kind[kinds], np.arange(len(keys) + 1)).tolist()
+        found: dict[_Key, StepFrame] = {}
+        for number, name in enumerate(keys):
+            if cuts[number] < cuts[number + 1]:
+                rows = self.take(order[cuts[number] : cuts[number + 1]])
+                own = kinds[kind_cuts[number] : kind_cuts[number + 1]]
+                numbers = own if self._numbers is None else self._numbers[own]
+                found[name] = StepFrame(self._blocks, [self.kinds[kind] for kind in own], rows._rows, numbers)
+        return found
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> StepFrame:
         """The steps that a mask or an array of row numbers selects."""
@@ -81,8 +157,8 @@ class StepFrame:
             chosen = self._rows[chosen]
         if len(chosen) and chosen[-1] - chosen[0] == len(chosen) - 1 and bool(np.all(np.diff(chosen) == 1)):
             # Neighbours, such as all steps but a first cold one: a slice is taken without copying.
-            return StepFrame(self._blocks, self.kinds, slice(int(chosen[0]), int(chosen[-1]) + 1))
-        return StepFrame(self._blocks, self.kinds, chosen)
+            return StepFrame(self._blocks, self.kinds, slice(int(chosen[0]), int(chosen[-1]) + 1), self._numbers)
+        return StepFrame(self._blocks, self.kinds, chosen, self._numbers)
 
     def texts(self, name: str) -> list[Any]:
         """A text of `Kind` for each row, such as ``frame.texts("program")``."""

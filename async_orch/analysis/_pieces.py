@@ -37,7 +37,9 @@ Record: TypeAlias = StepRecord | HostOrch | Span | BindPhase | ClockAnchor
 
 # The start of a piece of ours inside a physical line. Our encoder writes "event" first; records that another
 # encoder wrote with the keys in another order are still read where they have a line to themselves.
-_PIECE: Final = re.compile(rb'host-orch:|\[STRACE\]|\[CLOCK_ANCHOR\]|bind phase=|\{\s*"event"\s*:\s*"step\.')
+_PIECE: Final = re.compile(
+    rb'host-orch:|\[STRACE\]|\[CLOCK_ANCHOR\]|bind phase=|\{\s*"event"\s*:\s*"(?:orchestrator|ring|device|loop|step)\.'
+)
 # Strings (also one that never ends) and braces: enough to find where an object closes, in one pass.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 _INSIDE: Final = re.compile(rb"[:,\[]\s*\Z")
@@ -167,15 +169,20 @@ class PieceReader:
             self.skip("invalid" if head.schema in SCHEMAS_READ else "unknown_schema")
             return True
         if head.event.startswith(_OTHER_EVENTS):
-            self.other_events += 1
-            if head.event == "orchestrator.opened" and isinstance(head.run_id, str) and len(self.runs) < _MAX_RUNS_KEPT:
-                self.runs.setdefault(head.run_id, _decode_any(line))
+            self._take_event(head, line)
             return True
         return False
+
+    def _take_event(self, head: _Head, text: bytes) -> None:
+        """Count an event of ours that is no step's end, and keep it if it opens a run."""
+        self.other_events += 1
+        if head.event == "orchestrator.opened" and isinstance(head.run_id, str) and len(self.runs) < _MAX_RUNS_KEPT:
+            self.runs.setdefault(head.run_id, _decode_any(text))
 
     def _read_mixed(self, line: bytes, *, open_end: bool) -> Iterator[Record]:
         found = False
         torn_objects = 0
+        torn_step = False
         position = 0
         while (mark := _PIECE.search(line, position)) is not None:
             found = True
@@ -185,7 +192,7 @@ class PieceReader:
                 record, position = self._read_host_orch(line, mark.start(), position)
             elif not mark.group().startswith(b"{"):
                 record, position = self._read_marker(line, mark.start(), position, open_end=open_end)
-            elif torn_objects and _INSIDE.search(line, max(0, mark.start() - 16), mark.start()):
+            elif torn_step and _INSIDE.search(line, max(0, mark.start() - 16), mark.start()):
                 continue  # a value inside the torn object before it, not a record of its own
             elif torn_objects >= _MAX_TORN_A_LINE:
                 self.skip("torn")
@@ -193,6 +200,7 @@ class PieceReader:
             else:
                 record, position, whole = self._read_object(line, mark.start(), position)
                 torn_objects += not whole
+                torn_step |= not whole and mark.group().endswith(b"step.")  # other events hold no events
             if record is not None:
                 yield record
         if not found:
@@ -240,7 +248,10 @@ class PieceReader:
             except DECODE_ERRORS:
                 self.skip("torn")
                 return None, after_mark, False
-            self.skip("invalid" if head.schema in SCHEMAS_READ else "unknown_schema")
+            if isinstance(head.event, str) and head.event not in _STEP_EVENTS and head.event.startswith(_OTHER_EVENTS):
+                self._take_event(head, piece)
+            else:
+                self.skip("invalid" if head.schema in SCHEMAS_READ else "unknown_schema")
             return None, end, True
         if record.schema not in SCHEMAS_READ:
             self.skip("unknown_schema")

@@ -36,8 +36,9 @@ def report_page(frames: LogFrames, name: str) -> bytes:
     charts: list[RunCharts] = []
     parts: list[str] = []
     tables: list[str] = []
+    of_run = frames.steps.split(lambda kind: (kind.run_id, kind.device))
     for number, run in enumerate(runs):
-        steps = frames.steps.where(lambda kind, run=run: (kind.run_id, kind.device) == (run.run_id, run.device))  # type: ignore[misc]
+        steps = of_run[run.run_id, run.device]
         opened = frames.opened.get(run.run_id, {})
         chart = charts_of(steps, _slots(opened))
         charts.append(chart)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from async_orch.analysis._at_p50 import h2d_at_p50, sm_nbytes_range
 from async_orch.analysis._columns import JoinedRows, Rows, StepRows
 from async_orch.analysis._distributions import distributions
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
-from async_orch.analysis._percentiles import Distribution, distribution, rank_index
+from async_orch.analysis._percentiles import Distribution, distribution
 from async_orch.analysis._pieces import Record
 from async_orch.analysis._reading import Reading
 from async_orch.analysis._scan import LogFrames, Scanner, read_frames
@@ -159,10 +160,7 @@ def summarize_frames(frames: LogFrames) -> Summary:
     events: Counter[str] = Counter()
     for kind, count in zip(steps.kinds, steps.counts().tolist(), strict=True):
         events[kind.event] += count
-    keys = list(dict.fromkeys((kind.run_id, kind.device) for kind in steps.kinds))
-    parts = [_RunParts(steps, run_id, device, frames.opened.get(run_id)) for run_id, device in keys]
-    parts = [part for part in parts if part.steps]
-    runs = tuple(part.summary() for part in parts)
+    runs = tuple(run.summary() for run in _runs(frames))
     of_steps = runs[0].groups if len(runs) == 1 else ()
     spans, rootless = summarize_spans(frames.spans)
     return Summary(
@@ -177,9 +175,13 @@ def summarize_frames(frames: LogFrames) -> Summary:
 
 def step_parts(frames: LogFrames) -> list[tuple[str | None, RunPart]]:
     """The parts of every run, each with the run's mode, None where it is not known."""
-    keys = dict.fromkeys((kind.run_id, kind.device) for kind in frames.steps.kinds)
-    runs = [_RunParts(frames.steps, run_id, device, frames.opened.get(run_id)) for run_id, device in keys]
-    return [(run.mode, part) for run in runs for part in run.parts]
+    return [(run.mode, part) for run in _runs(frames) for part in run.parts]
+
+
+def _runs(frames: LogFrames) -> Iterator[_RunParts]:
+    """Every run that has a step, one at a time."""
+    for (run_id, device), steps in frames.steps.split(lambda kind: (kind.run_id, kind.device)).items():
+        yield _RunParts(steps, run_id, device, frames.opened.get(run_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,16 +211,14 @@ class _RunParts:
 
     def __init__(self, steps: StepFrame, run_id: str, device: str, opened: dict[str, object] | None) -> None:
         self.run_id, self.device, self.opened = run_id, device, opened
-        self.frame = steps.where(lambda kind: kind.run_id == run_id and kind.device == device)
+        self.frame = steps
         self.steps = len(self.frame)
         config = opened.get("config") if opened else None
         mode = config.get("mode") if isinstance(config, dict) else None
         self.mode = mode if isinstance(mode, str) else None
-        present = zip(self.frame.kinds, self.frame.counts().tolist(), strict=True)
-        programs = dict.fromkeys(kind.program for kind, count in present if count)
         divided: list[tuple[GroupName, str, StepRows]] = []
-        for program in programs:
-            whole = self.frame.where(lambda kind, of=program: kind.program == of and kind.event in _WHOLE_EVENTS)  # type: ignore[misc]
+        for program, steps_of in self.frame.split(lambda kind: kind.program).items():
+            whole = steps_of.where(lambda kind: kind.event in _WHOLE_EVENTS)
             divided.append(("cold", program, StepRows(whole.where(lambda kind: kind.cold_reason is not None))))
             divided.append(("warm", program, StepRows(whole.where(lambda kind: kind.cold_reason is None))))
         intervals = step_intervals([rows for *_, rows in divided]) if divided else []
@@ -272,35 +272,10 @@ def _group(
         steps=len(rows),
         cold_reasons=cold_reasons or {},
         figures=figures,
-        h2d_at_p50=_h2d_at_p50(rows),
-        sm_nbytes_range=_sm_nbytes_range(rows) if name == "unmarked" else None,
+        h2d_at_p50=h2d_at_p50(rows),
+        sm_nbytes_range=sm_nbytes_range(rows) if name == "unmarked" else None,
         verdict=verdict_of(rows, estimated=name == "unmarked", intervals=step_ns),
     )
-
-
-def _step_at_p50(values: Column) -> int | None:
-    known = np.flatnonzero(values != MISSING)
-    if len(known) == 0:
-        return None
-    rank = rank_index(50, len(known))
-    return int(known[np.argsort(values[known], kind="stable")[rank]])
-
-
-def _h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:
-    h2d = rows.figure("h2d_ns")
-    step = _step_at_p50(h2d)
-    if step is None:
-        return None
-    graph, sm = int(rows.figure("graph_ns")[step]), int(rows.figure("sm_ns")[step])
-    return None if MISSING in (graph, sm) else (int(h2d[step]), graph, sm)
-
-
-def _sm_nbytes_range(rows: Rows) -> tuple[int, int] | None:
-    step = _step_at_p50(rows.figure("sm_bw"))
-    if step is None:
-        return None
-    least, most = int(rows.figure("sm_least_nbytes")[step]), int(rows.figure("sm_most_nbytes")[step])
-    return None if MISSING in (least, most) or most < least else (least, most)
 
 
 def analyze(*sources: Source) -> Analysis:

@@ -83,12 +83,9 @@ def _us(nanoseconds: int) -> float:
 
 
 def _events(frames: LogFrames, steps: StepFrame, origin: int) -> Iterator[dict[str, Any]]:
-    keys = list(dict.fromkeys((kind.run_id, kind.device) for kind in steps.kinds))
-    for number, (run_id, device) in enumerate(keys, 1):
-        run = steps.where(lambda kind, key=(run_id, device): (kind.run_id, kind.device) == key)  # type: ignore[misc]
-        if len(run):
-            opened = frames.opened.get(run_id, {})
-            yield from _run_events(run, number, origin, opened)
+    runs = steps.split(lambda kind: (kind.run_id, kind.device))
+    for number, ((run_id, _), run) in enumerate(runs.items(), 1):
+        yield from _run_events(run, number, origin, frames.opened.get(run_id, {}))
     yield from _span_events(frames, origin)
 
 

@@ -29,12 +29,15 @@ def first_of_each_step(steps: StepFrame) -> tuple[StepFrame, int]:
 
 def missing_steps(steps: StepFrame) -> int:
     """Steps between the first and the last ``seq`` of a run that have no record: steps without an end."""
+    if not len(steps):
+        return 0
     run, seq = _run_numbers(steps), steps.column("seq")
-    missing = 0
-    for number in np.unique(run):
-        of_run = seq[run == number]
-        missing += int(of_run.max() - of_run.min()) + 1 - len(of_run)
-    return missing
+    if np.any(run[1:] < run[:-1]):
+        order = np.argsort(run, kind="stable")
+        run, seq = run[order], seq[order]
+    starts = np.concatenate([[0], np.flatnonzero(run[1:] != run[:-1]) + 1])
+    spans = np.maximum.reduceat(seq, starts) - np.minimum.reduceat(seq, starts)
+    return int(sum(spans.tolist())) + len(starts) - len(seq)
 
 
 def _run_numbers(steps: StepFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
