@@ -146,7 +146,7 @@ def _routes(service: Service, live: Live) -> Starlette:
     async def page(request: Request) -> Response:
         return FileResponse(PAGE / "live.html", headers={"content-security-policy": "default-src 'self'"})
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", one_model),
@@ -161,6 +161,8 @@ def _routes(service: Service, live: Live) -> Starlette:
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
+    return app
 
 
 def _api_error(request: Request, error: Exception) -> Response:

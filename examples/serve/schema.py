@@ -17,6 +17,9 @@ __all__ = ["ChatRequest", "CompletionRequest", "Request", "asked_for", "decode",
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for completions."""
 
+MAX_NAME_CHARACTERS = 64
+"""Of an unknown field's name in the error that refuses it."""
+
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 200
 
@@ -78,12 +81,18 @@ def decode(body: bytes, kind: type[Request]) -> Request:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as exc:
-        text, _, path = str(exc).partition(" - at ")
-        param = path.strip("`").removeprefix("$").removeprefix(".") or None
-        unknown = text.startswith("Object contains unknown field")
+        text, _, place = str(exc).rpartition(" - at `$")
+        if not text:
+            text, place = place, ""
+        place = place.removesuffix("`").removeprefix(".")
+        unknown = text.startswith("Object contains unknown field `")
+        if unknown or text.startswith("Object missing required field `"):
+            field = _cut(text.partition("`")[2].removesuffix("`"))
+            text = f"{text.partition('`')[0]}`{field}`"
+            place = f"{place}.{field}" if place else field
         raise bad_request(
-            f"{text}; this server does not support it" if unknown else str(exc),
-            param=text.split("`")[1] if unknown else param,
+            f"{text}; this server does not support it" if unknown else f"{text} - at `{place}`" if place else text,
+            param=place or None,
             code="unsupported_parameter" if unknown else None,
         ) from exc
     except msgspec.DecodeError as exc:
@@ -92,6 +101,11 @@ def decode(body: bytes, kind: type[Request]) -> Request:
         raise bad_request(f"the body is not valid UTF-8 at byte {exc.start}") from exc
     except RecursionError as exc:
         raise bad_request("the body is nested too deeply") from exc
+
+
+def _cut(name: str) -> str:
+    """A client's name for a field, short enough to be sent back."""
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}..."
 
 
 def asked_for(request: Request, codec: Codec, limits: Limits, blocks_total: int, *, chat: bool) -> Asked:
@@ -113,7 +127,10 @@ def asked_for(request: Request, codec: Codec, limits: Limits, blocks_total: int,
     if most_tokens is None:
         most_tokens = room if chat else min(room, DEFAULT_COMPLETION_TOKENS)
     if most_tokens > room:
-        raise _too_long(f"the prompt has {len(prompt)} tokens and {most_tokens} more are asked for", limits, request)
+        raise bad_request(
+            f"the prompt has {len(prompt)} tokens and {most_tokens} more are asked for; there is room for {room}",
+            param=_tokens_field(request), code="context_length_exceeded",
+        )  # fmt: skip
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options needs stream=true", param="stream_options")
     stop = request.stop or ()
@@ -139,6 +156,12 @@ def _max_tokens(request: Request) -> int | None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_request("max_tokens and max_completion_tokens are the same; send one", param="max_tokens")
     return request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+
+
+def _tokens_field(request: Request) -> str:
+    """Which of its two names the client used."""
+    chat = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
+    return "max_completion_tokens" if chat else "max_tokens"
 
 
 def _text_field(request: Request) -> str:

@@ -74,7 +74,8 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port in use is known before the model is loaded. Raises `OSError`."""
+    """A listening socket, so that a port in use is known before the model is loaded. Raises `OSError`, which
+    names address and options."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -82,6 +83,9 @@ def listen(host: str, port: int) -> socket.socket:
         opened.bind((host, port))
         opened.listen(BACKLOG)
         opened.setblocking(False)
+    except OSError as exc:
+        opened.close()
+        raise OSError(f"cannot listen on {host}:{port} (--host, --port): {exc.strerror or exc}") from exc
     except BaseException:
         opened.close()
         raise

@@ -14,6 +14,7 @@ import pytest
 from examples.serve import requests
 from examples.serve.answers import Shape
 from examples.serve.generation import Asked, Generation
+from examples.serve.server import listen
 from examples.serve.text import OutputText
 from tests.serve.driving import NAME, Running, raw, running
 from tests.serve.hash_model import Characters, HashModel
@@ -57,7 +58,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": "3"}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
-    ({"max_tokens": 2**31 - 1}, "prompt"),
+    ({"max_tokens": 2**31 - 1}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
@@ -69,7 +70,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": [1]}, "stop[0]"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo"),
     ({"n": 2}, "n"),
+    ({"k" * 5000: 2}, "k" * 64 + "..."),
     ({"logprobs": 1}, "logprobs"),
     ({"tools": []}, "tools"),
 ]
@@ -264,3 +267,31 @@ async def test_a_long_prompt_is_read_off_the_loop(monkeypatch: pytest.MonkeyPatc
         assert (await refused(server, post(GOOD | {"prompt": "x" * 9000})))[0] == 400
         assert split(await raw(server, post(GOOD)))[0] == 200
     assert ["MainThread" in name for name in threads] == [False, True]
+
+
+async def test_missing_and_nested_fields_are_named() -> None:
+    """A required field that is missing and a field of a message are named with their path."""
+    nested = CHAT | {"messages": [{"role": "user", "content": "hi", "name": "me"}]}
+    async with running() as server:
+        status, error = await refused(server, post({"model": NAME}))
+        assert (status, error["param"]) == (400, "prompt")
+        status, error = await refused(server, post(nested, "/v1/chat/completions"))
+        assert (status, error["param"]) == (400, "messages[0].name")
+
+
+@pytest.mark.parametrize("path", ["/page", "/health/"])
+async def test_nothing_redirects_to_where_the_client_says_it_is(path: str) -> None:
+    """A path with a slash too many or too few is 404, and the Host header is not repeated."""
+    request = f"GET {path} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n".encode()
+    async with running() as server:
+        answer = await raw(server, request)
+    assert split(answer)[0] == 404
+    assert b"evil" not in answer
+
+
+def test_an_address_in_use_is_named() -> None:
+    """The error says which host and port, and which options change them."""
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"127.0.0.1:{port} .--host, --port.: Address already in use"):
+            listen("127.0.0.1", port)
