@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 
 from async_orch import Orchestrator, Slot
@@ -41,7 +42,7 @@ async def threaded_cost(steps: int, backend: str = "host") -> Cost:
     return cost
 
 
-class _Link:
+class _Link(ABC):
     """A thread that takes items in order and hands each on; a wake-up only when it sleeps."""
 
     def __init__(self, name: str) -> None:
@@ -63,8 +64,8 @@ class _Link:
             self._sleeping = False
         self._ready.release()
 
-    def hand_on(self, item: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def hand_on(self, item: int) -> None: ...
 
     def join(self) -> None:
         self._thread.join()
