@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,7 +28,7 @@ __all__ = [
     "Unpicklable",
     "UnreadableError",
     "Whence",
-    "wait_for_file",
+    "wait_for_lock",
 ]
 
 
@@ -55,10 +56,10 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-def wait_for_file(path: str) -> None:
-    """Wait until a file exists; what a build that must not return yet does."""
-    while not os.path.exists(path):  # noqa: PTH110 - polled
-        time.sleep(0.002)
+def wait_for_lock(path: str) -> None:
+    """Wait until whoever locked a file lets it go; what a build that must not return yet does."""
+    with Path(path).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class Acts(StepProgram[Any, int]):
@@ -103,7 +104,7 @@ class Acts(StepProgram[Any, int]):
     def _die(self, step: Order) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _hang_up(self, step: Order) -> None:
+    def _hang_up(self, step: Order) -> NoReturn:
         """Close the channel, and live on."""
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
             try:
@@ -111,7 +112,8 @@ class Acts(StepProgram[Any, int]):
                     os.close(int(name))
             except FileNotFoundError:
                 continue  # the folder's own descriptor
-        wait_for_file(step.file)
+        while True:
+            signal.pause()
 
     def _shout(self, step: Order) -> NoReturn:
         raise ArithmeticError("x" * 2_000_000)
@@ -120,7 +122,7 @@ class Acts(StepProgram[Any, int]):
         os._exit(5)
 
     def _wait(self, step: Order) -> None:
-        wait_for_file(step.file)
+        wait_for_lock(step.file)
 
     def _spin(self, step: Order) -> None:
         while step.act:

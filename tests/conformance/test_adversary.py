@@ -16,6 +16,7 @@ from async_orch.abc import Buffer, ByteArray
 from async_orch.exceptions import DeviceError, DeviceLost
 from async_orch.testing import VirtualClockLoop, run_virtual
 from tests.conformance.kit import PATIENCE_S, add_one, reached
+from tests.virtual_time import pass_time
 
 MS = 1_000_000
 PROFILE = SimProfile(name="late", copy_fixed_ns=20 * MS, kernel_ns=10 * MS, adversary=True)
@@ -157,7 +158,7 @@ def test_an_operation_that_is_cut_off_has_no_effect(how: str) -> None:
         else:
             asyncio.get_running_loop().call_at(0.005, acts[how])
         await reached(fence)
-        await asyncio.sleep(1)
+        await pass_time(1)
         backend.close()
         return array.tolist(), fence.error
 

@@ -14,6 +14,7 @@ from async_orch.abc import Fence
 from async_orch.exceptions import DeviceError
 from async_orch.testing import ManualFence, VirtualClockLoop, run_virtual
 from tests.conformance.kit import reached
+from tests.virtual_time import pass_time
 
 MS = 1_000_000
 PROFILE = SimProfile(name="three-five", copy_fixed_ns=3 * MS, kernel_ns=5 * MS, alloc_fixed_ns=2 * MS)
@@ -41,7 +42,7 @@ def test_an_operation_starts_when_its_stream_and_its_dependencies_are_through() 
         compute.launch(lambda: None, cost_ns=7)  # 8 to 8 ms + 7 ns
         fourth = compute.record()
         times = [await reached(fence) for fence in (first, second, third, fourth)]
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)
         compute.launch(lambda: None)  # from now on
         times.append(await reached(compute.record()))
         backend.close()
@@ -60,7 +61,7 @@ def test_no_fence_shows_before_its_end() -> None:
         fence = stream.record()
         seen: list[bool] = []
         loop.call_at(0.004999999, lambda: seen.append(fence.query()))
-        await asyncio.sleep(0.005000001)
+        await pass_time(0.005000001)
         seen.append(fence.query())
         backend.close()
         return seen
@@ -244,7 +245,7 @@ def test_closing_fails_what_is_scheduled() -> None:
         fence = stream.record()
         asyncio.get_running_loop().call_at(0.001, backend.close)
         await reached(fence)
-        await asyncio.sleep(1)
+        await pass_time(1)
         return fence.error
 
     assert "closed" in str(run_virtual(main()))

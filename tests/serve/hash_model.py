@@ -6,6 +6,7 @@ changes everything that follows. `answer` computes the same without a device.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -147,7 +148,7 @@ def read(
     return tokens
 
 
-class HashProgram(StepProgram[Any, BatchOutput]):
+class HashProgram(StepProgram[Any, BatchOutput], ABC):
     """What both programs share: an image of int32 rows [batch, row_width]."""
 
     row_width: int
@@ -179,13 +180,13 @@ class HashProgram(StepProgram[Any, BatchOutput]):
         """The rows of a step in its slot's image, which may be larger."""
         return image[: 4 * self.row_width * count].view(np.int32).reshape(-1, self.row_width)
 
+    @abstractmethod
     def run(self, count: int, image: ByteArray, feed: ByteArray, *memory: ByteArray) -> None:
         """The kernel."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcomes(self, batch: Any) -> list[tuple[int, int, Sampler | None]]:
         """Row, position of the token that it gets or -1, and sampler."""
-        raise NotImplementedError
 
     def collect(self, step: Any, output: ByteArray) -> BatchOutput:
         outcomes = self.outcomes(step)

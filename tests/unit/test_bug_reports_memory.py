@@ -20,6 +20,7 @@ from async_orch.exceptions import OrchError, StaleLease, StepCancelled
 from async_orch.testing import Fault, FaultPlan, ManualBackend, leak_check, run_virtual
 from tests.early_reuse import SumUp
 from tests.programs import Square, settle
+from tests.virtual_time import pass_time
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -131,7 +132,7 @@ def test_a_fence_that_waits_does_not_livelock() -> None:
                 pump()
 
             pipeline.pump = pipeline.waker._callback = counted  # type: ignore[method-assign]
-            await anyio.sleep(30)
+            await pass_time(30)
             plan.release()
             assert (await handle).output == 9
         backend.close()

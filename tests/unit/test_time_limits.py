@@ -14,6 +14,7 @@ from async_orch.exceptions import BuildError, ConfigurationError, DeviceLost, Pi
 from async_orch.logs import StepRecord
 from async_orch.testing import ManualBackend, run_virtual
 from tests.programs import Hooked, Square, settle
+from tests.virtual_time import pass_time
 
 
 class StuckBuild(Square):
@@ -212,7 +213,7 @@ def test_each_fence_has_its_own_time() -> None:
             handles = [await orch.submit(i) for i in range(3)]
             backend.copy.run()
             for handle in handles:
-                await asyncio.sleep(1.5)
+                await pass_time(1.5)
                 backend.compute.run_step()
                 assert (await handle).seq == handle.seq
 
