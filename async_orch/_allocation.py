@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from async_orch._events import emit
 from async_orch.abc import Backend, Buffer
 from async_orch.exceptions import OrchError
@@ -11,11 +13,10 @@ __all__ = ["give_back", "touched"]
 
 def touched(backend: Backend, buffer: Buffer) -> Buffer:
     """``buffer``, touched; if that fails it is freed."""
-    try:
+    with ExitStack() as undo:
+        undo.callback(give_back, buffer)
         backend.touch(buffer)
-    except BaseException:
-        give_back(buffer)
-        raise
+        undo.pop_all()
     return buffer
 
 

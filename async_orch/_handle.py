@@ -118,10 +118,10 @@ class Launched:
             extras.launch_waiters.append(future)
             try:
                 yield from future
-            except BaseException:
+            finally:
+                # Still there if the wait was cancelled: leave no trace in a step that may live on for long.
                 if extras.launch_waiters is not None and future in extras.launch_waiters:
                     extras.launch_waiters.remove(future)
-                raise
         if step.device_end is not None:
             return step.device_end
         if step.error is not None:
@@ -149,11 +149,10 @@ class StepHandle(msgspec.Struct, Generic[ResultT], eq=False, weakref=True):
             step.waiters.append(future)
             try:
                 yield from future
-            except BaseException:
-                # Cancelled: leave no trace in a step that may live on for long.
+            finally:
+                # As above: whoever settles the step takes its waiters away first.
                 if step.waiters is not None and future in step.waiters:
                     step.waiters.remove(future)
-                raise
         return self.result()
 
     def result(self) -> StepResult[ResultT]:

@@ -6,6 +6,9 @@ may be called from any thread.
 
 The words are the field's: a *stream* is an ordered device work queue, a *fence* is a completion marker on a
 stream (an event in CUDA, ACL and OpenCL), a *buffer* is a range of device memory or of (pinned) host memory.
+
+Longer than other files of this project, on purpose: whoever writes a backend reads all of it, and most of it is the
+text of the contract.
 """
 
 from __future__ import annotations
