@@ -191,8 +191,9 @@ async def test_what_is_no_iterable_is_refused() -> None:
             orch.map(3)  # type: ignore[arg-type]
 
 
-async def test_other_tasks_get_turns_while_iterating_steps_that_never_wait() -> None:
-    """On a device that is always done at once, iteration still lets the loop run at least every 32 steps."""
+@pytest.mark.parametrize("way", ["map", "submit", "run"])
+async def test_other_tasks_get_turns_between_steps_that_never_wait(way: str) -> None:
+    """On a device that is always done at once, each way to submit still lets the loop run at least every 32 steps."""
     turns = 0
 
     async def other() -> None:
@@ -203,7 +204,11 @@ async def test_other_tasks_get_turns_while_iterating_steps_that_never_wait() -> 
 
     async with Orchestrator(Square(), "sim:instant") as orch, anyio.create_task_group() as tasks:
         tasks.start_soon(other)
-        async for _ in orch.map(range(640)):
-            pass
+        if way == "map":
+            async for _ in orch.map(range(640)):
+                pass
+        else:
+            for i in range(640):
+                await (orch.submit(i) if way == "submit" else orch.run(i))
         tasks.cancel_scope.cancel()
     assert turns >= 20

@@ -370,3 +370,22 @@ async def test_without_structlog_events_go_to_logging(caplog: pytest.LogCaptureF
                 await orch.run(i)
     assert [record.message.split()[0] for record in caplog.records] == ["step_log.failed"]
     assert "disk full" in caplog.records[0].message
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+async def test_a_pipe_whose_reader_has_gone_costs_one_warning_and_the_records(tmp_path: Path) -> None:
+    """What was read before is whole lines; afterwards the steps complete, and each lost record is counted."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with structlog.testing.capture_logs() as captured:
+        async with Orchestrator(Square(), "sim:instant", step_log=path) as orch:
+            await orch.run(1)
+            await orch.drain()
+            lines = os.read(reader, 1 << 16).splitlines()
+            os.close(reader)
+            for i in range(10):
+                assert (await orch.run(i)).output == i * i
+    assert [json.loads(line)["event"] for line in lines] == ["orchestrator.opened", "step.completed"]
+    assert orch.statistics().records_dropped == 10
+    assert [event["target"] for event in captured if event["event"] == "step_log.failed"] == [str(path)]
