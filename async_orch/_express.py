@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from async_orch._collect import escaped
 from async_orch._escape import PLAIN, escapes
 from async_orch._nbytes import as_nbytes
-from async_orch._ring import Lease
 from async_orch._slot import Slot
 from async_orch._step import ACQUIRED, BUILDING, LAUNCHED, LAUNCHING, RETIRING, SETTLED, Step
 from async_orch.exceptions import OrchError
@@ -132,7 +131,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             build.warn_blocked("build", step, built_ns - start_ns)
         nbytes = program.image_nbytes
         if result is not None or failure is not None or step.state != BUILDING:
-            lease = None if staged < 0 else Lease(staging_ring, staged, staging_ring.generations[staged])
+            lease = None if staged < 0 else staging_ring.lease(staged)
             if step.state == SETTLED:
                 # The hook cancelled its own step.
                 if lease is not None:
@@ -155,7 +154,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         memory = slot_items[index]
         if naive:
             if staged >= 0:
-                step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
+                step.staging = staging_ring.lease(staged)
             if not acquire.prepare(step, slot_class, slot):
                 return
             step.staging = None
@@ -167,7 +166,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
             try:
                 copy_start, copied = copy_stream.begin_copy(memory.image, staging_items[staged].buffer, nbytes)
             except OrchError as exc:
-                step.staging = Lease(staging_ring, staged, staging_ring.generations[staged])
+                step.staging = staging_ring.lease(staged)
                 h2d.copy_failed(step, exc)
                 return
             if not copying and copied.query():
@@ -177,7 +176,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
                 else:
                     staging_ring.give_back(staged)
             else:
-                copying.append((copied, Lease(staging_ring, staged, staging_ring.generations[staged])))
+                copying.append((copied, staging_ring.lease(staged)))
 
         # launch
         if program.fixed_image is not None:

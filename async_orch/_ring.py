@@ -53,6 +53,10 @@ class Ring(Generic[ItemT]):
         """
         return self._free.popleft if self._fifo else self._free.pop
 
+    def lease(self, index: int) -> Lease[ItemT]:
+        """The lease that `take` began, as an object: for those who outlive the call."""
+        return Lease(self, index, self.generations[index])
+
     def give_back(self, index: int) -> None:
         """End the lease of ``index`` that `take` began; nothing uses the buffer any more."""
         self.generations[index] += 1

@@ -15,7 +15,7 @@ from ._acl_events import AclEvent, EventPool
 from ._driver_backend import DriverBuffer
 from ._driver_fence import NativeEvent
 
-__all__ = ["AclBuffer", "AclHostBuffer", "AclQueue"]
+__all__ = ["AclBuffer", "AclDeviceBuffer", "AclHostBuffer", "AclQueue"]
 
 _HUGE_FIRST: Final = 0
 _KINDS: Final = {(True, True): 0, (False, True): 1, (True, False): 2, (False, False): 3}
@@ -23,19 +23,14 @@ _KINDS: Final = {(True, True): 0, (False, True): 1, (True, False): 2, (False, Fa
 
 
 class AclBuffer(DriverBuffer):
-    """Device memory; `handle` and `native` are its address."""
+    """Memory by its address, which is `handle` and `native`."""
 
     __slots__ = ("_acl", "_address")
 
-    def __init__(self, acl: Acl, nbytes: int, name: str) -> None:
-        super().__init__(nbytes, name, is_host=False)
+    def __init__(self, acl: Acl, nbytes: int, name: str, address: int, *, is_host: bool) -> None:
+        super().__init__(nbytes, name, is_host=is_host)
         self._acl = acl
-        self._address: int = acl.value("malloc", max(nbytes, 1), _HUGE_FIRST)
-
-    @property
-    def array(self) -> ByteArray:
-        self.check()
-        raise self.not_addressable()
+        self._address = address
 
     @property
     def handle(self) -> int:
@@ -46,22 +41,34 @@ class AclBuffer(DriverBuffer):
     def native(self) -> int:
         return self.handle
 
+
+class AclDeviceBuffer(AclBuffer):
+    """Device memory."""
+
+    __slots__ = ()
+
+    def __init__(self, acl: Acl, nbytes: int, name: str) -> None:
+        super().__init__(acl, nbytes, name, acl.value("malloc", max(nbytes, 1), _HUGE_FIRST), is_host=False)
+
+    @property
+    def array(self) -> ByteArray:
+        self.check()
+        raise self.not_addressable()
+
     def release(self) -> None:
         self._acl.call("free", self._address)
 
 
-class AclHostBuffer(DriverBuffer):
+class AclHostBuffer(AclBuffer):
     """Page-locked host memory: from any other, an asynchronous copy blocks, and holds the GIL meanwhile.
 
     A view must not be used after `free`.
     """
 
-    __slots__ = ("_acl", "_address", "_array")
+    __slots__ = ("_array",)
 
     def __init__(self, acl: Acl, nbytes: int, name: str) -> None:
-        super().__init__(nbytes, name, is_host=True)
-        self._acl = acl
-        self._address: int = acl.value("malloc_host", max(nbytes, 1))
+        super().__init__(acl, nbytes, name, acl.value("malloc_host", max(nbytes, 1)), is_host=True)
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self._address)
         self._array: ByteArray = np.ctypeslib.as_array(memory)[:nbytes]
 
@@ -69,15 +76,6 @@ class AclHostBuffer(DriverBuffer):
     def array(self) -> ByteArray:
         self.check()
         return self._array
-
-    @property
-    def handle(self) -> int:
-        self.check()
-        return self._address
-
-    @property
-    def native(self) -> int:
-        return self.handle
 
     def release(self) -> None:
         self._acl.call("free_host", self._address)
@@ -108,7 +106,7 @@ class AclQueue:
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
         for buffer in (dst, src):
-            if not isinstance(buffer, AclBuffer | AclHostBuffer):
+            if not isinstance(buffer, AclBuffer):
                 raise DeviceError(
                     f"backend 'ascend' cannot copy from or to {buffer!r}: it is not pinned by this driver; "
                     "allocate it with alloc_host()"

@@ -14,6 +14,7 @@ from ._driver_backend import DriverBuffer
 from ._driver_fence import NativeEvent
 from ._driver_stream import DriverStream
 from ._event_clock import EventClock
+from ._timed_event import TimedEvent
 
 __all__ = ["CudaBuffer", "CudaEvent", "CudaQueue", "CudaStream", "Launch", "cuda_error"]
 
@@ -91,51 +92,24 @@ class CudaBuffer(DriverBuffer):
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.handle, False), "version": 3, "stream": None}
 
 
-class CudaEvent:
+class CudaEvent(TimedEvent):
     """A ``cuda.core.Event`` with timing, which blocks rather than spins when it is waited for."""
 
-    __slots__ = ("_clock", "_device", "_error", "_over", "native")
+    __slots__ = ("_device",)
 
     def __init__(self, native: Any, device: Any, clock: EventClock) -> None:
-        self.native = native
+        super().__init__(native, clock)
         self._device = device
-        self._clock = clock
-        self._error: DeviceError | None = None
-        self._over = False
 
-    @property
-    def error(self) -> DeviceError | None:
-        return self._error
+    def is_done(self) -> bool:
+        return bool(self.native.is_done)
 
-    def query(self) -> bool:
-        if not self._over:
-            try:
-                self._over = bool(self.native.is_done)
-            except RuntimeError as exc:
-                self._fail(exc)
-        return self._over
+    def synchronize(self) -> None:
+        self._device.set_current()
+        self.native.sync()
 
-    def wait(self, timeout_s: float) -> bool:
-        try:
-            self._device.set_current()
-            self.native.sync()
-            self._clock.renew()
-        except RuntimeError as exc:
-            self._fail(exc)
-        self._over = True
-        return True
-
-    def _fail(self, exc: RuntimeError) -> None:
-        self._error = cuda_error(exc, "work before an event")
-        self._over = True
-
-    def time_ns(self) -> int | None:
-        if self._error is not None:
-            return None
-        try:
-            return self._clock.host_ns(self.native)
-        except (RuntimeError, TypeError):  # the backend is closed, and the base event with it
-            return None
+    def failure(self, exc: RuntimeError) -> DeviceError:
+        return cuda_error(exc, "work before an event")
 
 
 class CudaQueue:

@@ -10,6 +10,7 @@ from async_orch.exceptions import DeviceError, DeviceLost
 from ._driver_backend import DriverBuffer
 from ._driver_fence import NativeEvent
 from ._event_clock import EventClock
+from ._timed_event import TimedEvent
 
 __all__ = ["TorchBuffer", "TorchEvent", "TorchQueue", "torch_error"]
 
@@ -60,50 +61,21 @@ class TorchBuffer(DriverBuffer):
         return int(kind), int(index)
 
 
-class TorchEvent:
+class TorchEvent(TimedEvent):
     """A ``torch.Event``."""
 
-    __slots__ = ("_clock", "_error", "_over", "native")
+    __slots__ = ()
 
-    def __init__(self, native: Any, clock: EventClock) -> None:
-        self.native = native
-        self._clock = clock
-        self._error: DeviceError | None = None
-        self._over = False
+    def is_done(self) -> bool:
+        return bool(self.native.query())
 
-    @property
-    def error(self) -> DeviceError | None:
-        return self._error
+    def synchronize(self) -> None:
+        self.native.synchronize()
 
-    def query(self) -> bool:
-        if not self._over:
-            try:
-                self._over = bool(self.native.query())
-            except RuntimeError as exc:
-                self._fail(exc)
-        return self._over
-
-    def wait(self, timeout_s: float) -> bool:
-        try:
-            self.native.synchronize()
-            self._clock.renew()
-        except RuntimeError as exc:
-            self._fail(exc)
-        self._over = True
-        return True
-
-    def _fail(self, exc: RuntimeError) -> None:
-        self._error = DeviceLost(f"work before an event failed: {' '.join(str(exc).split())}")
-        self._error.__cause__ = exc
-        self._over = True
-
-    def time_ns(self) -> int | None:
-        if self._error is not None:
-            return None
-        try:
-            return self._clock.host_ns(self.native)
-        except (RuntimeError, AttributeError):  # the caller's event without timing, or the backend is closed
-            return None
+    def failure(self, exc: RuntimeError) -> DeviceError:
+        error = DeviceLost(f"work before an event failed: {' '.join(str(exc).split())}")
+        error.__cause__ = exc
+        return error
 
 
 class TorchQueue:

@@ -16,7 +16,7 @@ from async_orch.exceptions import BackendUnavailable, ConfigurationError, Device
 
 from ._acl_calls import Acl, acl_error, load_acl
 from ._acl_events import EventPool
-from ._acl_queue import AclBuffer, AclHostBuffer, AclQueue
+from ._acl_queue import AclDeviceBuffer, AclHostBuffer, AclQueue
 from ._device_state import DeviceState
 from ._driver_backend import DriverBackend, DriverBuffer
 from ._driver_queue import DriverQueue
@@ -68,7 +68,7 @@ class AscendBackend(DriverBackend):
 
     def _alloc(self, nbytes: int, name: str) -> DriverBuffer:
         try:
-            return AclBuffer(self._acl, nbytes, name)
+            return AclDeviceBuffer(self._acl, nbytes, name)
         except OutOfDeviceMemory as exc:
             raise self._out_of_memory(nbytes, name, str(exc)) from exc
 

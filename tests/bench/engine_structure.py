@@ -29,37 +29,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
-from async_orch.abc import ByteArray, Stream
-
-DEPTH = 2
-STAGES = 4
-
-
-async def queue(count: int) -> list[int]:
-    """One task a stage over asyncio.Queue."""
-    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue(DEPTH) for _ in range(STAGES + 1)]
-    out: list[int] = []
-
-    async def stage(i: int) -> None:
-        while True:
-            item = await queues[i].get()
-            await queues[i + 1].put(item)
-            if item is None:
-                return
-
-    async def source() -> None:
-        for i in range(count):
-            await queues[0].put(i)
-        await queues[0].put(None)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(source())
-        for i in range(STAGES):
-            tasks.create_task(stage(i))
-        while (item := await queues[STAGES].get()) is not None:
-            out.append(item)
-    return out
+from async_orch import Orchestrator
+from async_orch._bench._overhead import DEPTH, STAGES, NoOp, queue_pipeline
 
 
 class Channel:
@@ -138,21 +109,6 @@ async def pump(count: int) -> list[int]:
     return out
 
 
-class NoOp(StepProgram[int, None]):
-    """A program that does nothing, through all five stages."""
-
-    slot = SlotSpec(image_nbytes=64, output_nbytes=8)
-
-    def build(self, step: int, image: ByteArray) -> int | None:
-        return None
-
-    def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
-        return None
-
-    def collect(self, step: int, output: ByteArray) -> None:
-        return None
-
-
 async def engine(count: int) -> list[int]:
     """async_orch on a device that costs nothing."""
     async with Orchestrator(NoOp(), "sim:instant") as orch:
@@ -160,7 +116,7 @@ async def engine(count: int) -> list[int]:
 
 
 VARIANTS: dict[str, Callable[[int], Awaitable[list[int]]]] = {
-    "queue": queue,
+    "queue": queue_pipeline,
     "coroutines": coroutines,
     "pump": pump,
     "engine": engine,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -18,6 +17,7 @@ from async_orch.analysis import LogFrames, analyze, longest_bubbles, read_frames
 from async_orch.analysis._render import group_table
 from async_orch.cli import main
 from async_orch.logs import StepRecord, encode_line
+from tests.browser import chromium
 from tests.unit.step_records import REPORT_LINE, step_record
 
 PERIOD_NS = 40_000_000
@@ -140,22 +140,8 @@ def test_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromedriver")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--window-size=1200,900",
-        f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):  # fmt: skip
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield session
-    session.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as session:
+        yield session
 
 
 def test_page_works_in_a_browser(browser: Any, tmp_path: Path) -> None:

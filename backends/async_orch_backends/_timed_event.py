@@ -1,0 +1,69 @@
+"""What events of drivers that raise `RuntimeError` have in common: asked, waited for, failed once and for good."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from async_orch.exceptions import DeviceError
+
+from ._event_clock import EventClock
+
+__all__ = ["TimedEvent"]
+
+
+class TimedEvent(ABC):
+    """An event with a time. A subclass says how its driver is asked, waited for, and what a failure means."""
+
+    __slots__ = ("_clock", "_error", "_over", "native")
+
+    def __init__(self, native: Any, clock: EventClock) -> None:
+        self.native = native
+        self._clock = clock
+        self._error: DeviceError | None = None
+        self._over = False
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Ask the driver; `RuntimeError` if work before the event failed."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until the event is reached; `RuntimeError` likewise."""
+
+    @abstractmethod
+    def failure(self, exc: RuntimeError) -> DeviceError:
+        """What the driver raised, as ours."""
+
+    @property
+    def error(self) -> DeviceError | None:
+        return self._error
+
+    def query(self) -> bool:
+        if not self._over:
+            try:
+                self._over = self.is_done()
+            except RuntimeError as exc:
+                self._fail(exc)
+        return self._over
+
+    def wait(self, timeout_s: float) -> bool:
+        try:
+            self.synchronize()
+            self._clock.renew()
+        except RuntimeError as exc:
+            self._fail(exc)
+        self._over = True
+        return True
+
+    def _fail(self, exc: RuntimeError) -> None:
+        self._error = self.failure(exc)
+        self._over = True
+
+    def time_ns(self) -> int | None:
+        if self._error is not None:
+            return None
+        try:
+            return self._clock.host_ns(self.native)
+        except (RuntimeError, TypeError, AttributeError):
+            return None  # an event without timing, or the backend is closed and the base event with it
