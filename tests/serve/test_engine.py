@@ -31,6 +31,12 @@ def plan_of(chance: random.Random) -> FaultPlan:
     return FaultPlan(*faults, seed=chance.randint(0, 999))
 
 
+def print_tasks() -> None:
+    """Where everything waits, in the output of a test that is about to run out of time."""
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_whoever_is_not_hit_gets_exactly_its_tokens(seed: int) -> None:
     """Who ends well has the tokens of offline decoding, and nothing is left, whatever went wrong beside it."""
@@ -64,6 +70,7 @@ async def test_whoever_is_not_hit_gets_exactly_its_tokens(seed: int) -> None:
         ended[generation.ended or "error"] += 1
 
     try:
+        asyncio.get_running_loop().call_later(25, print_tasks)
         with leak_check(), anyio.fail_after(30):
             async with serving(model, Characters(), backend, Settings(name="x", mode=mode, waiting_room=99)) as opened:
                 engine = opened.engine
