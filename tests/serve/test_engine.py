@@ -47,9 +47,12 @@ async def test_whoever_is_not_hit_gets_exactly_its_tokens(seed: int) -> None:
     ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
     codes: set[str | None] = set()
+    one_more = asyncio.Condition()
 
     async def one(number: int) -> None:
-        await until(lambda: sum(ended.values()) >= number - chance.randint(2, 12))
+        before = number - chance.randint(2, 12)
+        async with one_more:
+            await one_more.wait_for(lambda: sum(ended.values()) >= before)
         prompt, most = f"{number}" * chance.randint(1, 60), chance.randint(1, 40)
         sampling = Sampling(chance.choice([0.0, 0.7]), 0.9, number)
         asked = Asked(tuple(Characters().encode(prompt)), most, sampling)
@@ -67,7 +70,9 @@ async def test_whoever_is_not_hit_gets_exactly_its_tokens(seed: int) -> None:
                 assert text == text_of(generation.tokens)
         except ApiError as error:
             codes.add(error.code)
-        ended[generation.ended or "error"] += 1
+        async with one_more:
+            ended[generation.ended or "error"] += 1
+            one_more.notify_all()
 
     try:
         asyncio.get_running_loop().call_later(25, print_tasks)
