@@ -53,6 +53,9 @@ async def test_whoever_is_not_hit_gets_exactly_its_tokens(seed: int) -> None:
         before = number - chance.randint(2, 12)
         async with one_more:
             await one_more.wait_for(lambda: sum(ended.values()) >= before)
+        if number % 2:
+            # The others come as they come, and are refused while the device is opened again.
+            await until(lambda: engine.state == "serving")
         prompt, most = f"{number}" * chance.randint(1, 60), chance.randint(1, 40)
         sampling = Sampling(chance.choice([0.0, 0.7]), 0.9, number)
         asked = Asked(tuple(Characters().encode(prompt)), most, sampling)
