@@ -8,8 +8,10 @@ device, and slots in use. Times are microseconds with three decimals after the f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -84,8 +86,9 @@ def _us(nanoseconds: int) -> float:
 
 def _events(frames: LogFrames, steps: StepFrame, origin: int) -> Iterator[dict[str, Any]]:
     runs = steps.split(lambda kind: (kind.run_id, kind.device))
+    flow_ids = itertools.count(1)
     for number, ((run_id, _), run) in enumerate(runs.items(), 1):
-        yield from _run_events(run, number, origin, frames.opened.get(run_id, {}))
+        yield from _run_events(run, number, origin, frames.opened.get(run_id, {}), flow_ids)
     yield from _span_events(frames, origin)
 
 
@@ -94,14 +97,15 @@ def _name(what: str, process: int, name: str, thread: int | None = None) -> dict
     return event if thread is None else event | {"tid": thread}
 
 
-def _run_events(run: StepFrame, process: int, origin: int, opened: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _run_events(
+    run: StepFrame, process: int, origin: int, opened: dict[str, Any], flow_ids: Iterator[int]
+) -> Iterator[dict[str, Any]]:
     first = run.kinds[run.kind[0]]
     config = opened.get("config")
     mode = f", {config['mode']}" if isinstance(config, dict) and "mode" in config else ""
     yield _name("process_name", process, f"run {first.run_id} on {first.device}{mode} (pid {first.pid})")
     comparable = host_clock(run)
     times = stage_times(run)
-    seq = run.column("seq")
     for order, stage in enumerate(STAGES):
         start, length = times[stage]
         base = (order + 1) * _LANES_A_STAGE
@@ -119,7 +123,7 @@ def _run_events(run: StepFrame, process: int, origin: int, opened: dict[str, Any
             }
         times[stage] = start, lane + base
         yield from _slices(run, stage, process, origin, start, length, lane + base)
-    yield from _flows(process, origin, seq, times, comparable)
+    yield from _flows(process, origin, times, comparable, flow_ids)
     yield from _counters(run, process, origin)
 
 
@@ -153,22 +157,27 @@ def _slices(
 
 
 def _flows(
-    process: int, origin: int, seq: Column, times: dict[str, tuple[Column, Column]], comparable: Any
+    process: int, origin: int, times: dict[str, tuple[Column, Column]], comparable: Any, flow_ids: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """Arrows through the stages of a step; device stages only where their times are on the host's clock."""
+    """Arrows through the stages of a step; device stages only where their times are on the host's clock.
+
+    Perfetto reads a flow's id as a hexadecimal number, and as the same flow in whichever process it occurs.
+    """
     ways = [(stage, times[stage][0].tolist(), times[stage][1].tolist()) for stage in STAGES if stage != "acquire"]
-    for row, (number, on_host) in enumerate(zip(seq.tolist(), comparable.tolist(), strict=True)):
+    for row, on_host in enumerate(comparable.tolist()):
+        flow_id = next(flow_ids)
         points = [
             (starts[row], threads[row])
             for stage, starts, threads in ways
             if starts[row] != MISSING and (on_host or stage not in DEVICE_STAGES)
         ]
+        points.sort(key=itemgetter(0))  # of a record that contradicts itself, a later stage may start earlier
         for index, (begin, thread) in enumerate(points):
             event: dict[str, Any] = {
                 "ph": "s" if index == 0 else "f" if index == len(points) - 1 else "t",
                 "name": "step",
                 "cat": "step",
-                "id": f"{process}.{number}",
+                "id": f"{flow_id:#x}",
                 "pid": process,
                 "tid": thread,
                 "ts": _us(begin - origin),

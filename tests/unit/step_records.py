@@ -6,7 +6,10 @@ from typing import Any
 
 from async_orch.logs import FIELDS, SCHEMA, StepRecord
 
-__all__ = ["REPORT_LINE", "step_record"]
+__all__ = ["PERIOD_NS", "REPORT_LINE", "STEPS", "pipelined", "step_record"]
+
+STEPS = 60
+PERIOD_NS = 37_000_000
 
 REPORT_LINE = (
     "host-orch: orch=3678950 ns H2D=107075660 ns (graph=105716560 ns sm=1359100 ns) "
@@ -66,3 +69,24 @@ def step_record(**changes: Any) -> StepRecord:
         raise TypeError(f"no such fields: {sorted(unknown)}")
     figures = _FIGURES | changes
     return StepRecord(*(figures.get(name) for name in FIELDS))  # type: ignore[arg-type] # mixed types by position
+
+
+def pipelined(run_id: str, **changes: Any) -> list[StepRecord]:
+    """`STEPS` steps that overlap: each is accepted `PERIOD_NS` after the one before and takes two of them.
+
+    ``changes`` are in each of them.
+    """
+    starts = [name for name in step_record().__struct_fields__ if name.endswith("_start_ns")]
+    starts += ["submit_ns", "accept_ns"]
+    base = step_record()
+    records = []
+    for seq in range(STEPS):
+        moved = {name: getattr(base, name) + seq * PERIOD_NS for name in starts}
+        figures = {
+            **moved,
+            "h2d_ns": 30_000_000,
+            "acquire_wait_ns": 10,
+            "cold_reason": "first_launch" if not seq else None,
+        }
+        records.append(step_record(run_id=run_id, seq=seq, step_id=f"s{seq}", **(figures | changes)))
+    return records

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,9 @@ import pytest
 from async_orch.analysis import LogFrames, Span, chrome_trace, read, read_frames, strace_lines
 from async_orch.cli import main
 from async_orch.logs import encode_line
-from tests.unit.step_records import step_record
+from tests.unit.step_records import PERIOD_NS, STEPS, pipelined, step_record
 
-STEPS = 60
 STAGES = ("build", "acquire", "h2d", "launch", "device", "d2h", "retire")
-PERIOD_NS = 37_000_000
-
-
-def pipelined(run_id: str, **changes: Any) -> list[Any]:
-    """Steps that overlap: each is accepted a period after the one before and takes two."""
-    starts = [name for name in step_record().__struct_fields__ if name.endswith("_start_ns")]
-    starts += ["submit_ns", "accept_ns"]
-    base = step_record()
-    records = []
-    for seq in range(STEPS):
-        moved = {name: getattr(base, name) + seq * PERIOD_NS for name in starts}
-        figures = {
-            **moved,
-            "h2d_ns": 30_000_000,
-            "acquire_wait_ns": 10,
-            "cold_reason": "first_launch" if not seq else None,
-        }
-        records.append(step_record(run_id=run_id, seq=seq, step_id=f"s{seq}", **(figures | changes)))
-    return records
 
 
 def frames_of(*records: Any) -> LogFrames:
@@ -93,6 +72,7 @@ def test_flows_lead_through_the_stages_in_order(trace: dict[str, Any]) -> None:
         if event["ph"] in "stf":
             flows[event["id"]].append(event)
     assert len(flows) == 2 * STEPS
+    assert len({int(flow_id, 16) for flow_id in flows}) == 2 * STEPS, "Perfetto reads ids as hexadecimal numbers"
     for points in flows.values():
         assert [point["ph"] for point in points] == ["s", "t", "t", "t", "t", "f"]
         visited = [slices[point["pid"], point["tid"], point["ts"]] for point in points]
@@ -182,18 +162,3 @@ def test_trace_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["trace", str(log), "-o", str(tmp_path / "no" / "x")]) == 2
     assert "cannot write" in capsys.readouterr().err
     assert main(["trace", str(Path(__file__).parent.parent / "fixtures" / "host-orch.log")]) == 2
-
-
-@pytest.mark.skipif("TRACE_PROCESSOR_SHELL" not in os.environ, reason="needs a trace_processor_shell; set its path")
-def test_perfetto_reads_the_trace(trace: dict[str, Any], tmp_path: Path) -> None:
-    """Perfetto's trace processor finds steps x stages slices, and flows that go forward in time."""
-    perfetto = pytest.importorskip("perfetto.trace_processor")
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace))
-    config = perfetto.TraceProcessorConfig(bin_path=os.environ["TRACE_PROCESSOR_SHELL"])
-    with perfetto.TraceProcessor(trace=str(path), config=config) as processor:
-        (count,) = processor.query("select count(*) as n from slice")
-        assert count.n == 2 * STEPS * len(STAGES)
-        query = "select count(*) as n, sum(b.ts < a.ts) as back from flow f join slice a on f.slice_out = a.id "
-        (flows,) = processor.query(query + "join slice b on f.slice_in = b.id")
-        assert (flows.n, flows.back) == (2 * STEPS * 5, 0)
