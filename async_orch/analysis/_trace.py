@@ -208,31 +208,45 @@ def _counters(run: StepFrame, process: int, origin: int) -> Iterator[dict[str, A
 
 
 def _span_events(frames: LogFrames, origin: int) -> Iterator[dict[str, Any]]:
-    """Spans of other producers: a process each, a thread for each of theirs and each depth of their tree."""
+    """Spans of other producers: a process each, a thread or more for each of theirs and each depth of their tree."""
     spans = frames.spans
-    if not len(spans):
+    placed = spans.column("device_clock") == 0  # the clock of the others has no place here
+    if not placed.any():
         return
+    columns = {name: spans.column(name)[placed] for name in spans.COLUMNS}
     names = spans.names
-    threads: dict[tuple[int, int, int], int] = {}
-    columns = [spans.column(name).tolist() for name in spans.COLUMNS]
-    for pid, tid, inv, depth, name, ts, dur, device in zip(*columns, strict=True):
-        if device:
-            continue  # their start is on a clock that cannot be placed here
+    threads: dict[tuple[int, int, int, int], int] = {}
+    wanted = ("pid", "tid", "inv", "depth", "name", "ts_ns", "dur_ns")
+    rows = zip(*(columns[name].tolist() for name in wanted), _span_lanes(columns).tolist(), strict=True)
+    for pid, tid, inv, depth, name, ts, dur, lane in rows:
         process = _SPAN_PROCESS + pid
-        if (pid, tid, depth) not in threads:
-            threads[pid, tid, depth] = len(threads) + 1
+        thread = pid, tid, depth, lane
+        if thread not in threads:
+            threads[thread] = len(threads) + 1
             yield _name("process_name", process, f"process {pid}")
-            yield _name("thread_name", process, f"tid {tid}, depth {depth}", threads[pid, tid, depth])
+            title = f"tid {tid}, depth {depth}" + (f" ({lane + 1})" if lane else "")
+            yield _name("thread_name", process, title, threads[thread])
         yield {
             "ph": "X",
             "name": names[name],
             "cat": "span",
             "pid": process,
-            "tid": threads[pid, tid, depth],
+            "tid": threads[thread],
             "ts": _us(ts - origin),
             "dur": _us(dur),
             "args": {"inv": inv},
         }
+
+
+def _span_lanes(columns: dict[str, Column]) -> Column:
+    """The lane of each span among those of its thread and depth, shape (spans,): invocations may overlap."""
+    places = np.stack([columns[name] for name in ("pid", "tid", "depth")])
+    group = np.unique(places, axis=1, return_inverse=True)[1].ravel()
+    order = np.argsort(group, kind="stable")
+    lane = np.zeros(len(order), np.int64)
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+        lane[rows] = lanes(columns["ts_ns"][rows], columns["dur_ns"][rows])
+    return lane
 
 
 def strace_lines(frames: LogFrames) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from async_orch import Orchestrator
-from async_orch.analysis import chrome_trace, read_frames
+from async_orch.analysis import chrome_trace, read_frames, strace_lines
 from async_orch.logs import StepRecord, encode_line
 from tests.programs import Hooked
 from tests.trace_processor import TraceProcessor, trace_processor
@@ -209,6 +209,18 @@ async def test_log_of_a_run_with_failures(processor: TraceProcessor) -> None:
     assert failed == {3, 5, 8, 11}
     assert loaded.found() == loaded.expected([records])
     assert {seq for _, seq in loaded.ways} >= set(range(23)) - failed
+
+
+def test_spans_that_overlap_are_all_there(processor: TraceProcessor) -> None:
+    """Of invocations that overlap on a thread, as steps written as ``[STRACE]`` lines do, no span is dropped."""
+    lines = "".join(strace_lines(read_frames(io.BytesIO(log_of(pipelined("a"))))))
+    loaded = Loaded(processor, lines.encode())
+    assert Counter(row.name.removeprefix("ext.async_orch.") for row in loaded.slices) == dict.fromkeys(
+        [*TIMES, "d2h", "step"], STEPS
+    )
+    assert {row.thread for row in loaded.slices} == {
+        f"tid 4242, depth {depth}{lane}" for depth in (0, 1) for lane in ("", " (2)")
+    }
 
 
 def test_a_trace_that_is_none_is_refused(processor: TraceProcessor) -> None:
