@@ -25,6 +25,7 @@ from async_orch.analysis._figures import FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
 from async_orch.analysis._lines import MAX_LINE_NBYTES
+from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
 from async_orch.analysis._model import Setting, StepCost
 from async_orch.analysis._overlap import Overlap
@@ -33,7 +34,7 @@ from async_orch.analysis._pieces import Record
 from async_orch.analysis._reader import LogReader, read
 from async_orch.analysis._reading import Contradiction, Reading
 from async_orch.analysis._report import report_page
-from async_orch.analysis._scan import LogFrames, Scanner, read_frames
+from async_orch.analysis._scan import Scanner, read_frames
 from async_orch.analysis._sources import ByteSource, Source
 from async_orch.analysis._spans import PhaseSummary, SpanGroup
 from async_orch.analysis._summary import (

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from async_orch.analysis._columns import JoinedRows, Rows
 from async_orch.analysis._figures import SPECS, Spec
+from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._percentiles import rank_index
-from async_orch.analysis._scan import LogFrames
 from async_orch.analysis._summary import GroupName, RunPart, step_parts
 from async_orch.analysis._table import MISSING, Column
 

@@ -11,9 +11,9 @@ import msgspec
 
 from async_orch.analysis._bubbles import longest_bubbles
 from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._render import Table, contradiction_lines, group_table, reading_line
 from async_orch.analysis._report_data import RunCharts, charts_of
-from async_orch.analysis._scan import LogFrames
 from async_orch.analysis._shown import shown, shown_json
 from async_orch.analysis._stages import STAGES
 from async_orch.analysis._summary import Group, Run, summarize_frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -15,20 +15,24 @@ from async_orch.analysis._columns import LineRows
 from async_orch.analysis._consistency import step_contradictions
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
+from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span, anchors_of
 from async_orch.analysis._parts import Division, Part, PartHeader, PartRead, divided, send
 from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Record
-from async_orch.analysis._reading import Reading
-from async_orch.analysis._sources import Source, opened
+from async_orch.analysis._sources import Source, chunks, opened
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
 from async_orch.analysis._table import Figures, Kind, StepTable
+from async_orch.analysis._templates import TemplateRows, Templates
 from async_orch.analysis._unique import first_of_each_step
 from async_orch.logs import HostOrch, StepRecord
 
-__all__ = ["LogFrames", "Scanner", "read_frames"]
+__all__ = ["Scanner", "read_frames"]
 
+# Some thousand lines: enough for numpy to be busy with them and not with being called, and still in the cache.
+_CHUNK_NBYTES: Final = 1 << 20
 # Some 60 lines: what was decoded from them is still in the cache when the columns are made.
-_CHUNK_NBYTES: Final = 1 << 16
+_DECODED_NBYTES: Final = 1 << 16
+_LEAST_NBYTES: Final = 1 << 18  # a smaller block is decoded before numpy is done with it
 _LINE_END: Final = ord("\n")
 _MAX_ANCHORS: Final = 1 << 20
 
@@ -37,34 +41,18 @@ _decode_block: Final = _decoder.decode_lines
 _decode_line: Final = _decoder.decode
 
 
-@dataclass(frozen=True, slots=True)
-class LogFrames:
-    """Everything of use in one or more logs.
-
-    ``steps``: step records. ``host_orch``: ``host-orch:`` lines. ``spans``: ``[STRACE]`` spans. ``phases``: ``bind
-    phase=`` lines. ``anchors``: clock anchors, those in ``orchestrator.opened`` too. ``opened``: that event, by run.
-    ``reading``: what was read and skipped.
-    """
-
-    steps: StepFrame
-    host_orch: LineRows
-    spans: SpanFrame
-    phases: PhaseFrame
-    anchors: tuple[ClockAnchor, ...]
-    opened: dict[str, dict[str, Any]]
-    reading: Reading
-
-
 class Scanner:
     """Takes the bytes of logs in pieces, as they come, and gives frames at any time.
 
     `feed` takes the next piece of the current log and `end` says that it is over; `read` does both for a source.
+    `templates`: those of another scanner, for scanners that take turns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, templates: Templates | None = None) -> None:
         self._pieces = PieceReader()
         self._splitter = LineSplitter()
         self._at_start = True
+        self._templates = templates or Templates()
         self._steps = StepTable()
         self._single: list[StepRecord] = []
         self._lines = LineRows()
@@ -81,14 +69,14 @@ class Scanner:
                     self._read_divided(path, division)
                     return
         with opened(source, self._pieces.damaged.append) as stream:
-            while data := stream.read(_CHUNK_NBYTES):
+            for data in chunks(stream, _CHUNK_NBYTES):
                 self.feed(data)
         self.end()
 
     def _read_divided(self, path: Path, division: Division) -> None:
         found: dict[int, PartRead] = {}
         for number in division.draw():
-            scanner = Scanner()
+            scanner = Scanner(self._templates)
             if scanner.read_part(path, division.parts[number]):
                 found[number] = scanner.part(number)
         found |= division.collect()
@@ -166,7 +154,7 @@ class Scanner:
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""
         for block in self._splitter.feed(data):
-            self._block(block, open_end=False)
+            self._block(block)
 
     def end(self) -> None:
         """The current log is over; what is fed next is another one."""
@@ -211,14 +199,45 @@ class Scanner:
             ),
         )
 
-    def _block(self, block: bytes | None, *, open_end: bool) -> None:
+    def _block(self, block: bytes | None, *, open_end: bool = False) -> None:
         if block is None:
             self._pieces.lines += 1
             self._pieces.skip("too_long")
             self._at_start = False
-            return
-        if self._at_start or open_end or len(block) > MAX_LINE_NBYTES or not self._take_whole(block):
+        elif self._at_start or open_end:
             self._take_lines(block, open_end=open_end)
+        elif len(block) >= _LEAST_NBYTES and (rows := self._templates.read(block)).is_worth_it:
+            self._take_rows(block, rows)
+        else:
+            self._decode(block)
+
+    def _take_rows(self, block: bytes, rows: TemplateRows) -> None:
+        """Take the lines that were read by templates, and what stands between them by decoding it."""
+        row = start = 0
+        for first, last in rows.runs():
+            end = int(rows.ends[last - 1]) + 1
+            if rows.taken[first]:
+                count = last - first
+                self._flush()
+                self._steps.extend_columns(
+                    rows.columns[:, row : row + count], rows.kinds[row : row + count], rows.samples
+                )
+                self._pieces.lines += count
+                self._pieces.counts[StepRecord] += count
+                row += count
+            else:
+                self._decode(block[start:end])
+            start = end
+
+    def _decode(self, block: bytes) -> None:
+        """Take a block by decoding it, some lines at a time."""
+        start = 0
+        while start < len(block):
+            end = block.rfind(b"\n", start, start + _DECODED_NBYTES) + 1 or block.find(b"\n", start) + 1
+            piece = block[start:end]
+            if len(piece) > MAX_LINE_NBYTES or not self._take_whole(piece):
+                self._take_lines(piece, open_end=False)
+            start = end
 
     def _take_whole(self, block: bytes) -> bool:
         """Take a block that holds nothing but a step record on each line; False if it is not one."""
@@ -231,6 +250,7 @@ class Scanner:
             return False
         self._pieces.lines += len(records)
         self._pieces.counts[StepRecord] += len(records)
+        self._flush()
         self._steps.extend(records)
         return True
 

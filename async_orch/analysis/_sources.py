@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-__all__ = ["COMPRESSED", "ByteSource", "Source", "opened"]
+__all__ = ["COMPRESSED", "ByteSource", "Source", "chunks", "opened"]
 
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
@@ -52,6 +52,27 @@ def opened(source: Source, damaged: Callable[[str], None]) -> Iterator[ByteSourc
             yield _zstd(whole, damaged)
         else:
             yield whole
+
+
+def chunks(stream: ByteSource, nbytes: int) -> Iterator[bytes]:
+    """The bytes of a stream in chunks of at least `nbytes`, apart from the last: compressed data comes in small pieces.
+
+    Reading may raise `OSError`; what came before it is given first.
+    """
+    pieces: list[bytes] = []
+    held = 0
+    try:
+        while piece := stream.read(nbytes):
+            pieces.append(piece)
+            held += len(piece)
+            if held >= nbytes:
+                yield b"".join(pieces)
+                pieces, held = [], 0
+    except OSError:
+        yield b"".join(pieces)
+        raise
+    if pieces:
+        yield b"".join(pieces)
 
 
 class _Prefixed:

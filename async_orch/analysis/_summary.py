@@ -14,11 +14,12 @@ from async_orch.analysis._columns import JoinedRows, Rows, StepRows
 from async_orch.analysis._distributions import distributions
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
+from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
 from async_orch.analysis._percentiles import Distribution, distribution
 from async_orch.analysis._pieces import Record
 from async_orch.analysis._reading import Reading
-from async_orch.analysis._scan import LogFrames, Scanner, read_frames
+from async_orch.analysis._scan import Scanner, read_frames
 from async_orch.analysis._sources import Source
 from async_orch.analysis._spans import PhaseSummary, SpanGroup, summarize_phases, summarize_spans
 from async_orch.analysis._table import MISSING, Column

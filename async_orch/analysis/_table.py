@@ -18,7 +18,17 @@ import numpy.typing as npt
 
 from async_orch.logs import FIELDS, SCHEMAS_READ, StepRecord
 
-__all__ = ["FIGURE_FIELDS", "MISSING", "Block", "Column", "Figures", "Kind", "StepTable"]
+__all__ = [
+    "FIGURE_FIELDS",
+    "KIND_FIELDS",
+    "MISSING",
+    "SIGNED_FIGURES",
+    "Block",
+    "Column",
+    "Figures",
+    "Kind",
+    "StepTable",
+]
 
 MISSING: Final = -(2**63)
 """Stands for a figure that a step does not have; no figure can have this value."""
@@ -51,6 +61,10 @@ class Kind(NamedTuple):
     h2d_split: str | None
 
 
+KIND_FIELDS: Final = ("schema", *Kind._fields)
+"""Fields of a `StepRecord` that tell which `Kind` it is, and whether it can be one."""
+
+
 def _bounds(name: str) -> tuple[int, int]:
     """Least and most of a figure, as `StepRecord` states them."""
     if name == "bubble_ns":
@@ -59,6 +73,9 @@ def _bounds(name: str) -> tuple[int, int]:
 
 
 _BOUNDS: Final = {name: _bounds(name) for name in FIGURE_FIELDS}
+SIGNED_FIGURES: Final = frozenset(name for name, (least, _) in _BOUNDS.items() if least < 0)
+"""Those of `FIGURE_FIELDS` that may be negative."""
+
 _LATER_FIELDS: Final = {field.name for field in msgspec.structs.fields(StepRecord) if not field.required}
 _PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
 
@@ -67,7 +84,7 @@ Figures: Final[Any] = msgspec.defstruct(
     [
         (name, _PLAIN_TYPES[name], None) if name in _LATER_FIELDS else (name, _PLAIN_TYPES[name])
         for name in FIELDS
-        if name in (*FIGURE_FIELDS, *Kind._fields, "schema")
+        if name in (*FIGURE_FIELDS, *KIND_FIELDS)
     ],
     gc=False,
 )
@@ -87,7 +104,7 @@ class _Layout:
     def __init__(self, record_type: Any) -> None:
         names: tuple[str, ...] = record_type.__struct_fields__
         self.figures = tuple(names.index(name) for name in FIGURE_FIELDS)
-        self.texts = itemgetter(names.index("schema"), *(names.index(name) for name in Kind._fields))
+        self.texts = itemgetter(*(names.index(name) for name in KIND_FIELDS))
         self._halves: dict[tuple[int, ...], tuple[npt.NDArray[np.intp], _Get, _Get]] = {}
 
     def halves(self, row: Sequence[Any]) -> tuple[npt.NDArray[np.intp], _Get, _Get]:
@@ -161,16 +178,37 @@ class StepTable:
             return
         for first in range(0, len(records), _BLOCK_ROWS):
             part = records[first : first + _BLOCK_ROWS]
-            if self._filled + len(part) > _BLOCK_ROWS:
-                self._close_block()
             self._fill(list(map(_astuple, part)), _LAYOUTS[type(part[0])])
+
+    def extend_columns(
+        self, columns: npt.NDArray[np.int64], kinds: npt.NDArray[np.int32], samples: Sequence[Any]
+    ) -> None:
+        """Add rows that are in columns, shape (`FIGURE_FIELDS`, rows); `kinds` has for each the index of a `Figures`
+        in `samples` that has its texts.
+        """
+        texts = [_LAYOUTS[Figures].texts(_astuple(sample)) for sample in samples]
+        numbers = np.array([self._numbers[text] for text in texts], np.int32)
+        for first in range(0, len(kinds), _BLOCK_ROWS):
+            part = slice(first, first + _BLOCK_ROWS)
+            count = len(kinds[part])
+            place = self._room(count)
+            self._place_pending()
+            self._open[:, place] = columns[:, part]
+            self._open_kinds[place] = numbers[kinds[part]]
+            self._filled += count
+
+    def _room(self, count: int) -> slice:
+        """Where the next `count` rows go, in a block that has room for them."""
+        if self._filled + count > _BLOCK_ROWS:
+            self._close_block()
+        if not self._filled:
+            self._open, self._open_kinds = _empty_block(_BLOCK_ROWS)  # memory that is not touched yet costs nothing
+        return slice(self._filled, self._filled + count)
 
     def _fill(self, rows: list[tuple[Any, ...]], layout: _Layout) -> None:
         """Add rows, fast where all of them lack the same figures and are of one kind, as most neighbours are."""
         count = len(rows)
-        if not self._filled:
-            self._open, self._open_kinds = _empty_block(_BLOCK_ROWS)  # memory that is not touched yet costs nothing
-        place = slice(self._filled, self._filled + count)
+        place = self._room(count)
         columns, known, lacking = layout.halves(rows[0])
         if columns is not self._pending_columns:
             self._place_pending()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from async_orch.analysis._parts import Part, drawn
 from async_orch.analysis._scan import Scanner
+from async_orch.analysis._templates import Templates
 
 __all__ = ["main"]
 
@@ -19,8 +20,9 @@ def main(arguments: list[str]) -> int:
     path, *bounds = arguments
     parts = [Part(*map(int, text.split("-"))) for text in bounds]
     read = []
+    templates = Templates()
     for number in drawn(sys.stdin.fileno()):
-        scanner = Scanner()
+        scanner = Scanner(templates)
         scanner.read_part(Path(path), parts[number])
         read.append((number, scanner))
     for number, scanner in read:

@@ -1,0 +1,234 @@
+"""Lines read many at a time, by the template that one of them is, are what the JSON decoder reads in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from async_orch.analysis import LogFrames, Scanner, StepFrame, read_frames
+from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, Figures
+from async_orch.analysis._templates import Templates
+from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text, Texts
+from async_orch.logs import encode_line, encode_lines
+from tests.unit.step_records import step_record
+
+decode = msgspec.json.Decoder(Figures).decode
+
+
+def figure(chance: random.Random) -> int:
+    """An integer of any number of digits up to 16."""
+    return chance.randrange(10 ** chance.randint(1, 16))
+
+
+def lines_of(chance: random.Random, count: int) -> list[bytes]:
+    """Lines of two programs, with and without some of the figures, and with texts of the caller's."""
+    names = [name for name in FIGURE_FIELDS if name.endswith(("_ns", "_nbytes")) and name != "bubble_ns"]
+    lines = []
+    for seq in range(count):
+        figures = {name: figure(chance) for name in names if name != "staging_copy_ns"}
+        figures |= {"seq": seq, "bubble_ns": chance.randint(-10_000, 10_000) or 1}
+        if chance.random() < 0.2:
+            figures["after"] = seq
+        attrs = {"request": f"r{chance.randrange(999)}", "tokens": [chance.randrange(99), 7]}
+        record = step_record(
+            **figures,
+            step_id=chance.choice([f"step {seq}", seq]),
+            program=chance.choice(["prefill", "decode", "decode"]),
+            timestamp=f"2026-08-04T10:{chance.randrange(60):02}:00.{chance.randrange(10**6):06}Z",
+            attrs=chance.choice([None, attrs]),
+        )
+        lines.append(encode_line(record))
+    return lines
+
+
+def check(block: bytes, templates: Templates) -> int:
+    """Compare what is taken of a block with what the decoder says of each line; give how many lines are taken."""
+    rows = templates.read(block)
+    lines = block.splitlines(keepends=True)
+    assert [line[-1:] for line in lines] == [b"\n"] * len(lines)
+    assert (rows.ends + 1).tolist() == np.cumsum([len(line) for line in lines]).tolist()
+    taken = np.flatnonzero(rows.taken).tolist()
+    assert rows.columns.shape == (len(FIGURE_FIELDS), len(taken))
+    for row, number in enumerate(taken):
+        record: Any = decode(lines[number])  # raises if it is none
+        sample = rows.samples[rows.kinds[row]]
+        assert all(getattr(record, name) == getattr(sample, name) for name in KIND_FIELDS)
+        known = [getattr(record, name) for name in FIGURE_FIELDS]
+        assert rows.columns[:, row].tolist() == [MISSING if value is None else value for value in known]
+    return len(taken)
+
+
+def damaged(chance: random.Random, line: bytes) -> bytes:
+    """A line in which something is changed, added or left out, without a line end more or less."""
+    body = bytearray(line[:-1])
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(body))
+        piece = bytes(chance.choices(b'0123456789-+.,:{}[]"\\ aen\x00\x1f\x7f\xc3\xa9', k=chance.randint(1, 4)))
+        match chance.randrange(4):
+            case 0:
+                body[place : place + len(piece)] = piece
+            case 1:
+                body[place:place] = piece
+            case 2:
+                del body[place : place + chance.randint(1, 30)]
+            case _:
+                other = chance.randrange(len(body))
+                body[place : place + 9] = body[other : other + 9]
+        body = body or bytearray(b"x")
+    return bytes(body).replace(b"\n", b"") + b"\n"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_taken_is_what_the_decoder_reads(seed: int) -> None:
+    """Of lines good and damaged, those that are taken are good, with the decoder's figures and texts."""
+    chance = random.Random(seed)
+    templates = Templates()
+    for _ in range(3):
+        lines = lines_of(chance, 400)
+        share = chance.choice([0.0, 0.02, 0.3])
+        block = b"".join(damaged(chance, line) if chance.random() < share else line for line in lines)
+        check(block, templates)
+
+
+def test_good_lines_are_taken() -> None:
+    """Lines of one program that differ in figures, times and ids are all taken, the first of them too."""
+    chance = random.Random(1)
+    records = [
+        step_record(seq=seq, step_id=f"s{seq}", build_ns=figure(chance), bubble_ns=seq - 200 or 1, attrs={"n": seq})
+        for seq in range(400)
+    ]
+    assert check(encode_lines(records), Templates()) == 400
+
+
+EDITS: dict[str, Callable[[bytes], bytes]] = {
+    "a 0 in front": lambda line: line.replace(b'"build_ns":', b'"build_ns":0'),
+    "a sign": lambda line: line.replace(b'"build_ns":', b'"build_ns":-'),
+    "a plus": lambda line: line.replace(b'"build_ns":', b'"build_ns":+'),
+    "a fraction": lambda line: line.replace(b',"acquire_start_ns"', b'.5,"acquire_start_ns"'),
+    "an exponent": lambda line: line.replace(b',"acquire_start_ns"', b'e1,"acquire_start_ns"'),
+    "nothing": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":'),
+    "null": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":null'),
+    "a text": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":"3678950"'),
+    "a letter among digits": lambda line: line.replace(b"3678950", b"36789S0"),
+    "a byte beyond ASCII": lambda line: line.replace(b"3678950", b"3678\xb950"),
+    "more digits than fit": lambda line: line.replace(b"3678950", b"9" * (MAX_DIGITS + 1)),
+    "minus nothing": lambda line: line.replace(b'"bubble_ns":7', b'"bubble_ns":-'),
+    "minus zero": lambda line: line.replace(b'"bubble_ns":7', b'"bubble_ns":-0'),
+    "another key": lambda line: line.replace(b'"h2d_ns"', b'"h3d_ns"'),
+    "a key less": lambda line: line.replace(b'"build_ns":3678950,', b""),
+    "a key twice": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":3678950,"build_ns":1'),
+    "a space": lambda line: line.replace(b'"build_ns":', b'"build_ns": '),
+    "a quote in a text": lambda line: line.replace(b'"ab"', b'"a"b"'),
+    "an escape in a text": lambda line: line.replace(b'"ab"', b'"a\\n"'),
+    "a control character in a text": lambda line: line.replace(b'"ab"', b'"a\x01"'),
+    "a comma in a text": lambda line: line.replace(b'"ab"', b'"a,b"'),
+    "a text beyond ASCII": lambda line: line.replace(b'"ab"', '"\u00e9"'.encode()),
+    "a long text": lambda line: line.replace(b'"ab"', b'"' + b"a" * (MAX_STRING_NBYTES + 1) + b'"'),
+    "another event": lambda line: line.replace(b"step.completed", b"step.cancelled"),
+    "something behind it": lambda line: line.replace(b"}\n", b"}}\n"),
+    "a carriage return": lambda line: line.replace(b"\n", b"\r\n"),
+    "cut off": lambda line: line[:-200] + b"\n",
+    "empty": lambda line: b"\n",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("place", [0, 100, 199])
+def test_whatever_differs_in_more_than_figures_is_left_to_the_decoder(edit: str, place: int) -> None:
+    """One line among others that is edited is not taken, wherever it stands, and all others are."""
+    lines = [encode_line(step_record(seq=seq, step_id="ab", build_ns=3678950, bubble_ns=7)) for seq in range(200)]
+    templates = Templates()
+    check(b"".join(lines), templates)
+    edited = EDITS[edit](lines[place])
+    assert edited != lines[place]
+    lines[place] = edited
+    block = b"".join(lines)
+    assert check(block, templates) == 199
+    assert not templates.read(block).taken[place]
+
+
+def fed(text: bytes, nbytes: int) -> LogFrames:
+    scanner = Scanner()
+    for start in range(0, len(text), nbytes):
+        scanner.feed(text[start : start + nbytes])
+    scanner.end()
+    return scanner.frames()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_frames_are_the_same_with_and_without_templates(seed: int) -> None:
+    """A log of two megabytes with strangers in it gives the same rows, order and counts in small and large pieces."""
+    chance = random.Random(seed)
+    lines = lines_of(chance, 1800)
+    strangers = [
+        b"noise\n",
+        b'{"event":"ring.grown","run_id":"run-a"}\n',
+        b'{"event":"step.completed","schema":1}\n',
+        b"\n",
+    ]
+    for _ in range(chance.choice([0, 3, 300])):
+        lines.insert(chance.randrange(len(lines)), chance.choice(strangers))
+    text = b"".join(lines)
+    small, large, whole = fed(text, 50_000), fed(text, len(text)), read_frames(io.BytesIO(text))
+    for other in (large, whole):
+        assert other.reading == small.reading
+        assert [other.steps.kinds[kind] for kind in other.steps.kind] == [
+            small.steps.kinds[kind] for kind in small.steps.kind
+        ]
+        for name in StepFrame([], []):
+            assert other.steps.column(name).tolist() == small.steps.column(name).tolist()
+
+
+def test_records_of_other_writers_are_taken_too() -> None:
+    """Keys in another order, fields of schema 1 only and keys that we do not know make templates as well."""
+    chance = random.Random(3)
+    lines = []
+    for line in lines_of(chance, 300):
+        record = json.loads(line)
+        del record["staging_copy_ns"], record["delta_ns"], record["after"]
+        record |= {"schema": 1, "after": None, "attrs": None, "program": "p", "step_id": 1, "logger": "x"}
+        lines.append(json.dumps(dict(sorted(record.items())), separators=(",", ":")).encode() + b"\n")
+    assert check(b"".join(lines), Templates()) == 300
+
+
+def test_a_template_that_fits_nothing_any_more_is_forgotten() -> None:
+    """A log of a hundred runs, one after the other, keeps few templates, and takes the lines of each."""
+    templates = Templates()
+    for run in range(100):
+        block = encode_lines([step_record(run_id=f"run-{run}", seq=seq) for seq in range(100)])
+        assert templates.read(block).taken.all()
+    assert len(templates._known) <= 8
+
+
+@pytest.mark.parametrize("digits", range(1, MAX_DIGITS + 1))
+def test_integers_of_every_width(digits: int) -> None:
+    """An integer is read at every distance from a word's start, up to the first and the last byte of the text."""
+    value = int("918273645546372819"[:digits])
+    for before in range(9):
+        line = b"x" * before + str(value).encode()
+        text = Text()
+        text.load(line)
+        values, good = text.integers(np.array([[before]]), np.array([[len(line)]]))
+        assert good.all()
+        assert values.tolist() == [[value]]
+        _, good = text.integers(np.array([[before - 1], [before]]), np.array([[len(line)], [len(line) + 1]]))
+        assert not good.any()
+
+
+def test_texts_are_compared_to_their_last_byte() -> None:
+    """Two texts are found where both stand; one byte more or less, or another one, and they are not."""
+    wanted = Texts([b"0123456789", b"abcdefgh"])
+    line = b"-0123456789-abcdefgh"
+    places = np.array([[1], [12]])
+    for number in range(len(line)):
+        text = Text()
+        text.load(line[:number] + b"*" + line[number + 1 :])
+        inside = line[number : number + 1] != b"-"
+        assert text.equals(places, wanted).tolist() == [not inside]
