@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,47 +51,58 @@ OPERATION(note) {
 
 
 class GraphDevice:
-    """Runs images on the first OpenCL device, in regions of the sample's sizes between guard bytes."""
+    """Runs images on the first OpenCL device, in regions with guard bytes behind them: by default the sample's."""
 
     def __init__(
-        self, *, table: KernelTable | None = None, operations: str = OPERATIONS, lanes: int = 1, checksum: bool = True
+        self,
+        *,
+        table: KernelTable | None = None,
+        operations: str = OPERATIONS,
+        lanes: int = 1,
+        checksum: bool = True,
+        regions: Mapping[str, int] = REGIONS,
+        guard: int = GUARD,
     ) -> None:
         self.backend: OpenCLBackend = open_backend()
+        self.regions, self.guard = dict(regions), guard
         self.dispatcher = OpenCLDispatcher(
-            table or make_table(), tuple(REGIONS), operations, lanes=lanes, verify_checksum=checksum
+            table or make_table(), tuple(regions), operations, lanes=lanes, verify_checksum=checksum
         )
         self.stream: Any = self.backend.create_stream("compute")
         program = cl.Program(self.backend.context, self.dispatcher.source).build()
         size = self.dispatcher.size
         self._run = NDRange(cl.Kernel(program, self.dispatcher.kernel_name), size, size)
         self._image = self.backend.alloc(1 << 14)
-        self._regions = {name: self.backend.alloc(nbytes + GUARD_NBYTES) for name, nbytes in REGIONS.items()}
+        self._regions = {name: self.backend.alloc(nbytes + GUARD_NBYTES) for name, nbytes in regions.items()}
         self._status = self.backend.alloc(64)
-        self._host = self.backend.alloc_host(1 << 14)
+        self._host = self.backend.alloc_host(max(1 << 14, *regions.values()) + GUARD_NBYTES)
 
     def close(self) -> None:
         self.backend.close()
 
-    def run(self, image: Bytes) -> dict[str, Bytes]:
-        """Run an image on zeroed regions and give them; `ImageCorrupt` from the status, an error for a lost guard."""
+    def run(self, image: Bytes, contents: Mapping[str, Bytes] | None = None) -> dict[str, Bytes]:
+        """Run an image on regions with ``contents``, else zeros, and give them.
+
+        `ImageCorrupt` from the status, `AssertionError` for a lost guard.
+        """
         host, stream = self._host, self.stream
         host.array[: image.size] = image
         stream.copy(self._image, host, image.size)
         stream.synchronize(PATIENCE_S)
-        for name, nbytes in REGIONS.items():
-            host.array[:nbytes] = 0
-            host.array[nbytes : nbytes + GUARD_NBYTES] = GUARD
+        for name, nbytes in self.regions.items():
+            host.array[:nbytes] = 0 if contents is None else contents[name]
+            host.array[nbytes : nbytes + GUARD_NBYTES] = self.guard
             stream.copy(self._regions[name], host, nbytes + GUARD_NBYTES)
             stream.synchronize(PATIENCE_S)
         arguments = list(self.dispatcher.arguments(self._image, self._regions, self._status, 16))
         arguments[1] = np.uint64(image.size)
-        for i, nbytes in enumerate(REGIONS.values()):
+        for i, nbytes in enumerate(self.regions.values()):
             arguments[5 + 2 * i] = np.uint64(nbytes)  # less than the buffer has: what lies behind is the guard
         stream.launch(self._run, *arguments)
         found: dict[str, Bytes] = {}
-        for name, nbytes in REGIONS.items():
+        for name, nbytes in self.regions.items():
             memory = self._read(self._regions[name], nbytes + GUARD_NBYTES)
-            if (memory[nbytes:] != GUARD).any():
+            if (memory[nbytes:] != self.guard).any():
                 raise AssertionError(f"something was written behind region {name!r}")
             found[name] = memory[:nbytes]
         self.dispatcher.check(self._read(self._status, 32)[16:])

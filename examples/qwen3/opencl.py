@@ -19,13 +19,16 @@ from examples.qwen3.decode_graph import REGIONS
 from examples.qwen3.program import DecodeOutput, Qwen3Decode
 from examples.qwen3.schedule import DecodeStep
 
-__all__ = ["OpenCLDecode"]
+__all__ = ["OpenCLDecode", "operations"]
 
-OPERATIONS = Path(__file__).with_name("kernels.cl")
+
+def operations(*files: str) -> str:
+    """OpenCL C of this folder's files, one after the other."""
+    return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
 
 class OpenCLDecode(Qwen3Decode):
-    """`Qwen3Decode` with the kernels of ``kernels.cl`` in place of numpy's; parameters and results are the same.
+    """`Qwen3Decode` with kernels in OpenCL C in place of numpy's; parameters and results are the same.
 
     A step's output has the status of its graph behind it: an image that was damaged on the way fails the step with
     `ImageCorrupt` when it is collected.
@@ -33,7 +36,8 @@ class OpenCLDecode(Qwen3Decode):
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
-        self.dispatcher = OpenCLDispatcher(self.table, REGIONS, OPERATIONS.read_text(encoding="utf-8"))
+        source = operations("kernels.cl", "decode_kernels.cl")
+        self.dispatcher = OpenCLDispatcher(self.table, REGIONS, source)
         self._status_at = -(-self.slot.output_nbytes // 64) * 64
         output_nbytes = self._status_at + self.dispatcher.STATUS_NBYTES
         self.slot = dataclasses.replace(self.slot, output_nbytes=output_nbytes)

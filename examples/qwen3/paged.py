@@ -29,7 +29,7 @@ Logits, hence tokens, depend on a sequence alone: not on the others in the step,
 was cut into chunks, to the last bit. Prompt tokens and generated ones go through matrix products of different shapes,
 so a sequence that is computed again with its generated tokens as part of the prompt may differ in the last bits.
 
-The kernels are numpy's, in float32, for the backends ``host`` and ``sim``.
+The kernels are numpy's, in float32, for the backends ``host`` and ``sim``; `opencl_paged` has others, for ``opencl``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,9 @@ class PagedModel:
     for a folder that cannot be used and `ValueError` for sizes that cannot be.
     """
 
+    prefill_type: ClassVar[type[PagedPrefill]] = PagedPrefill
+    decode_type: ClassVar[type[PagedDecode]] = PagedDecode
+
     def __init__(
         self,
         folder: Path,
@@ -151,8 +154,8 @@ class PagedModel:
         self._device: Device | None = None
         self._refused = 0
         self._progress = progress
-        self.prefill = PagedPrefill(self, keep_logits=keep_logits)
-        self.decode = PagedDecode(self, keep_logits=keep_logits)
+        self.prefill = self.prefill_type(self, keep_logits=keep_logits)
+        self.decode = self.decode_type(self, keep_logits=keep_logits)
 
     @property
     def programs(self) -> dict[str, StepProgram[Any, Any]]:

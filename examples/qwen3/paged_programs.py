@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -86,11 +86,14 @@ class _Sizes:
 class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
     """What both programs have in common; see `paged` for their use."""
 
-    def __init__(self, owner: Owner, graphs: PagedGraphs[BatchT], *, keep_logits: bool) -> None:
+    inline: ClassVar[bool] = False
+    """Whether graphs have their layers written out, for devices without replays."""
+
+    def __init__(self, owner: Owner, *, keep_logits: bool = False) -> None:
         self.owner = owner
         self.keep_logits = keep_logits
-        self.graphs: PagedGraphs[BatchT] = graphs
-        self._execute = Executor(graphs.table)
+        self.graphs = self.make_graphs(owner.shape)
+        self._execute = Executor(self.graphs.table)
         self.slot = SlotSpec(
             image_nbytes=self._probe(),
             workspace_nbytes=self.graphs.region_nbytes["workspace"],
@@ -101,6 +104,10 @@ class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
     def __reduce__(self) -> tuple[Any, ...]:
         """For builds in worker processes: a program that can build, and nothing else."""
         return partial(type(self), keep_logits=self.keep_logits), (_Sizes(self.owner.shape),)
+
+    @abstractmethod
+    def make_graphs(self, shape: PagedShape) -> PagedGraphs[BatchT]:
+        """What writes the steps' graphs."""
 
     @abstractmethod
     def largest(self) -> BatchT:
@@ -138,12 +145,23 @@ class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
 
     def launch(self, step: BatchT, slot: Slot, stream: Stream) -> int:
         """Enqueue one kernel, which runs the graph, and record the fence behind it."""
-        resident = self.owner.resident
-        memory = [resident[name] if name in resident else getattr(slot, name) for name in self.graphs.region_nbytes]
         try:
-            stream.launch(self.run, slot.image, *memory)
+            self.enqueue(step, slot, stream)
         finally:
             step.fence = stream.record()
+        return self.output_nbytes(step)
+
+    def enqueue(self, step: BatchT, slot: Slot, stream: Stream) -> None:
+        """Launch the kernel."""
+        stream.launch(self.run, slot.image, *self.memory(slot).values())
+
+    def memory(self, slot: Slot) -> dict[str, Buffer]:
+        """The graphs' regions, in their order: resident ones and the slot's."""
+        resident = self.owner.resident
+        return {name: resident[name] if name in resident else getattr(slot, name) for name in self.graphs.region_nbytes}
+
+    def output_nbytes(self, step: BatchT) -> int:
+        """Output that the host needs: tokens, and the logits returned."""
         return self.owner.shape.logits_offset + len(self._returned(step)) * self.owner.shape.logits_nbytes
 
     def run(self, image: ByteArray, *memory: ByteArray) -> None:
@@ -177,8 +195,8 @@ class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
 class PagedPrefill(PagedProgram[PrefillBatch]):
     """Puts prompts into the cache, and chooses the first token after each."""
 
-    def __init__(self, owner: Owner, *, keep_logits: bool = False) -> None:
-        super().__init__(owner, PrefillGraphs(owner.shape), keep_logits=keep_logits)
+    def make_graphs(self, shape: PagedShape) -> PrefillGraphs:
+        return PrefillGraphs(shape, inline=self.inline)
 
     def check(self, batch: PrefillBatch) -> None:
         check_prefill(self.owner.shape, batch)
@@ -200,8 +218,11 @@ class PagedDecode(PagedProgram[DecodeBatch]):
     """Decodes one token of each of a batch of sequences."""
 
     def __init__(self, owner: Owner, *, keep_logits: bool = False) -> None:
-        super().__init__(owner, DecodeGraphs(owner.shape), keep_logits=keep_logits)
+        super().__init__(owner, keep_logits=keep_logits)
         self._fed: DecodeBatch | None = None
+
+    def make_graphs(self, shape: PagedShape) -> DecodeGraphs:
+        return DecodeGraphs(shape, inline=self.inline)
 
     def check(self, batch: DecodeBatch) -> None:
         check_decode(self.owner.shape, batch)

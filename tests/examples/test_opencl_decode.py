@@ -17,29 +17,13 @@ from examples.qwen3.program import DecodeOutput, Qwen3Decode
 from examples.qwen3.schedule import DecodeStep, Schedule
 from tests.examples.support import make_checkpoint
 
-cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
+pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
-from examples.qwen3.opencl import OpenCLDecode  # noqa: E402 - after the check for its extra
+from examples.qwen3.opencl import OpenCLDecode
+from tests.opencl_enqueues import Enqueues
 
 PROMPTS = ([10, 11, 12], [40, 50, 60, 70], [100])
 TOKENS = 6
-
-
-class Enqueues:
-    """Counts the driver's enqueue functions where pyopencl calls them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.names: list[str] = []
-        for name in dir(cl._cl):
-            if "enqueue" in name and callable(getattr(cl._cl, name)) and not isinstance(getattr(cl._cl, name), type):
-                monkeypatch.setattr(cl._cl, name, self._counted(name, getattr(cl._cl, name)))
-
-    def _counted(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            self.names.append(name)
-            return function(*args, **options)
-
-        return call
 
 
 def run(program: Qwen3Decode, schedule: Schedule, backend: str) -> tuple[list[list[int]], list[npt.NDArray[Any]]]:
@@ -94,7 +78,7 @@ def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert asyncio.run(main()) == tokens
     assert program_tasks(tmp_path, sizes) > 30
     n_steps = len(schedule)
-    assert {name: enqueues.names.count(name) for name in set(enqueues.names)} == {
+    assert enqueues.counts == {
         "enqueue_nd_range_kernel": n_steps,
         "_enqueue_write_buffer": n_steps,
         "_enqueue_read_buffer": n_steps,
