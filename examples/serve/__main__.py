@@ -27,7 +27,6 @@ def _report(event: str, detail: str) -> None:
 
 async def _serve(options: Options) -> int:
     """Serve until a signal comes; returns the exit status."""
-    served = ServedQwen3(options.model, batch=options.batch, context=options.context, kv_blocks=options.kv_blocks)
     settings = Settings(
         name=options.name,
         mode=options.mode,
@@ -38,14 +37,17 @@ async def _serve(options: Options) -> int:
         otel=options.otel,
     )
     with contextlib.ExitStack() as stack:
+        backend = open_backend(options.backend)
+        stack.callback(backend.close)
+        served = ServedQwen3(
+            options.model, backend, batch=options.batch, context=options.context, kv_blocks=options.kv_blocks
+        )
         socket = stack.enter_context(listen(options.host, options.port))
         log = None
         if options.access_log is not None:
             access = AccessLog(options.access_log)
             stack.callback(access.close)
             log = access.write
-        backend = open_backend(options.backend)
-        stack.callback(backend.close)
         served.model.check_memory(backend, slots=options.slots)
         server: HttpServer | None = None
 

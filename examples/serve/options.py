@@ -43,8 +43,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
-BACKENDS = ("host", "sim")
-"""Where the paged Qwen3 programs run: they compute with numpy, which other devices do not execute."""
+BACKENDS = ("host", "sim", "opencl")
+"""Where the paged Qwen3 programs run: with kernels of numpy's, and in OpenCL C."""
 
 MOST = 1_000_000
 """Of anything that is counted: more is a slip of the keyboard."""
@@ -77,7 +77,7 @@ def _port(text: str) -> int:
 def _backend(text: str) -> str:
     if text.partition(":")[0] not in BACKENDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot run the served model: its programs exist for {' and '.join(BACKENDS)} only"
+            f"{text!r} cannot run the served model: its programs exist for {', '.join(BACKENDS)} only"
         )
     return text
 
@@ -88,7 +88,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument
     add("--model", type=Path, default=CHECKPOINT, metavar="DIR", help="model folder (default: the shipped checkpoint)")
     add("--name", help="what clients call the model (default: the folder's name; qwen3-stories if shipped)")
-    add("--backend", type=_backend, default="host", help="host (default) or sim:PROFILE; no other runs this model")
+    add(
+        "--backend",
+        type=_backend,
+        default="host",
+        help="host (default), sim:PROFILE or opencl:INDEX; no other runs this model",
+    )
     add("--mode", choices=("pipelined", "ring", "naive"), default="pipelined")
     add("--slots", type=_count, default=3, help="slots of the orchestrator (default: 3)")
     add("--batch", type=_count, default=16, help="sequences that run at once (default: 16)")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from async_orch import StepProgram
+from async_orch.abc import Backend
 from examples.qwen3.blocks import BlockAllocator
 from examples.qwen3.paged import PagedModel
 from examples.qwen3.tokenizer import TextCodec
@@ -17,10 +18,15 @@ __all__ = ["ServedQwen3"]
 
 
 class ServedQwen3:
-    """A `PagedModel` with its tokenizer. Raises `ModelError` for a folder that cannot be used."""
+    """A `PagedModel` with its tokenizer, with kernels for ``backend``: in OpenCL C for ``opencl``, else numpy's.
 
-    def __init__(self, folder: Path, *, batch: int, context: int | None, kv_blocks: int | None) -> None:
-        self.model = PagedModel(folder, max_batch=batch, max_context=context, kv_blocks=kv_blocks)
+    Raises `ModelError` for a folder that cannot be used.
+    """
+
+    def __init__(
+        self, folder: Path, backend: Backend, *, batch: int, context: int | None, kv_blocks: int | None
+    ) -> None:
+        self.model = _model_type(backend)(folder, max_batch=batch, max_context=context, kv_blocks=kv_blocks)
         config, shape = self.model.config, self.model.shape
         self.codec = TokenizerCodec(TextCodec(folder, config.vocab_size), config.eos_token_ids)
         self.limits = Limits(shape.max_batch, shape.max_context, shape.max_prefill_tokens, shape.block_size)
@@ -34,3 +40,11 @@ class ServedQwen3:
     def blocks(self) -> BlockAllocator:
         """The cache's blocks."""
         return self.model.blocks
+
+
+def _model_type(backend: Backend) -> type[PagedModel]:
+    if backend.info.backend != "opencl":
+        return PagedModel
+    from examples.qwen3.opencl_paged import OpenCLPagedModel  # noqa: PLC0415 - needs pyopencl, which the backend has
+
+    return OpenCLPagedModel

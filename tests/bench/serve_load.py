@@ -57,6 +57,7 @@ def resident_nbytes() -> int:
 async def serve(options: argparse.Namespace) -> None:
     """Serve; answer each line on standard input with what is held now; end when standard input does."""
     model: Any
+    backend = open_backend(options.backend)
     if options.model == "hash" and options.backend.startswith("opencl"):
         hash_opencl = importlib.import_module("tests.serve.hash_opencl")
         model = hash_opencl.HashModelOpenCL(batch=options.batch, context=512, prefill_tokens=512, rounds=ROUNDS)
@@ -64,9 +65,8 @@ async def serve(options: argparse.Namespace) -> None:
     elif options.model == "hash":
         model, codec = HashModel(batch=options.batch, context=512, prefill_tokens=512), Characters()
     else:
-        model = ServedQwen3(CHECKPOINT, batch=options.batch, context=None, kv_blocks=None)
+        model = ServedQwen3(CHECKPOINT, backend, batch=options.batch, context=None, kv_blocks=None)
         codec = model.codec
-    backend = open_backend(options.backend)
     settings = Settings(name=NAME, mode=options.mode, step_log=options.step_log, waiting_room=256)
     with listen("127.0.0.1", 0) as socket:
         async with serving(model, codec, backend, settings) as opened:
