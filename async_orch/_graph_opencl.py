@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from async_orch._graph_format import IMAGE_REGION, MAGIC, REGION_NAME_NBYTES, VERSION, Bytes
+from async_orch._graph_format import DEFINITION_MAGIC, IMAGE_REGION, MAGIC, REGION_NAME_NBYTES, VERSION, Bytes
 from async_orch._graph_kernels import KernelTable
 from async_orch.abc import Buffer
 from async_orch.exceptions import GraphError, ImageCorrupt
@@ -30,16 +30,13 @@ _REASONS: Final = {
     "the same order on both sides",
     "BAD_SECTION": "image header: the offset of pool {place} is {value}; a pool begins at a multiple of 64 behind the "
     "one before, within the image",
-    "BAD_DEFINITIONS": "image header: it has Definitions, and replays do not run on this device; write the tasks out "
-    "with GraphBuilder.inline",
     "BAD_COUNT": "image header: pool {place} has {value} records, which do not fit the image or the device's regions",
     "BAD_CHECKSUM": "image header: checksum is {bits:#010x}, the bytes give another",
     "BAD_REGION_NAME": "image: regions.name[{place}] is not the device's region of that number",
     "BAD_REGION_NBYTES": "image: regions.nbytes[{place}] is {value}, more than the device's memory of that region",
-    "BAD_TASK_KIND": "image: tasks.kind[{place}] is {value}, must be 0 (a kernel call); replays do not run on this "
-    "device",
+    "BAD_TASK_KIND": "image: tasks.kind[{place}] is {value}, must be 0 (a kernel call), or 1 with Definitions",
     "BAD_TASK_FLAGS": "image: tasks.flags[{place}] is {value}, must be 0",
-    "BAD_KERNEL": "image: tasks.kernel[{place}] is {value}, not a kernel of the table",
+    "BAD_KERNEL": "image: tasks.kernel[{place}] is {value}, not a kernel of the table, nor a Definition",
     "BAD_FANIN_START": "image: tasks.fanin_start[{place}] is {value}, must be where the range before ends, in the pool",
     "BAD_FANIN_COUNT": "image: tasks.fanin_count add up to {value} at task {place}, not to the size of the pool",
     "BAD_ARG_START": "image: tasks.arg_start[{place}] is {value}, must be where the range before ends, in the pool",
@@ -47,17 +44,31 @@ _REASONS: Final = {
     "BAD_FANIN": "image: fanin[{place}] is {value}, must be an earlier task: this device runs tasks as listed",
     "BAD_ARG": "image: args[{place}] is {value}, not an operand",
     "BAD_OUTPUT": "image: args[{place}] is operand {value}, an output, so it must be a tensor outside the image",
-    "BAD_KIND": "image: operands.kind[{place}] is {value}, must be at most 2",
+    "BAD_KIND": "image: operands.kind[{place}] is {value}, must be at most 2, in a Definition 3",
     "BAD_DTYPE": "image: operands.dtype[{place}] is {value}, must be at most 11",
-    "BAD_REGION": "image: operands.region[{place}] is {value}, not a region of the image",
+    "BAD_REGION": "image: operands.region[{place}] is {value}, not a region of the image, or a parameter",
     "BAD_NDIM": "image: operands.ndim[{place}] is {value}, must be at most 4",
     "BAD_ZEROS": "image: operands.reserved[{place}] is not 0",
-    "BAD_SHAPE": "image: operands.shape[{place}] has a size of {value}: negative, not 1 beyond ndim, or too large",
+    "BAD_SHAPE": "image: operands.shape[{place}], which begins with {value}, has a size that is negative, not 1 beyond "
+    "ndim, or too large",
     "BAD_OFFSET": "image: operands.offset[{place}] is {value}: not a multiple of the item size, or the tensor does not "
-    "lie within its region",
-    "REFUSED": "task {place} of a task graph: the operation refused its arguments (kernel {kernel!r})",
+    "lie within its region or parameter",
+    "BAD_WHERE": "image: definitions.where[{place}] is {value}, must be 0 (carried in the image), with 0 behind it; "
+    "resident Definitions do not run on this device",
+    "BAD_PLACE": "image: definitions[{place}] begins at {value}; it must be carried as a whole, at a multiple of 64",
+    "BAD_NESTED": "image header: it replays {value} others, and replays in replays do not run on this device; write "
+    "the inner ones' tasks out",
+    "BAD_REGIONS": "image: its regions differ from the image's",
+    "BAD_PARAMETER": "image: parameters.region[{place}] is {value}; it and the offset must be 0",
+    "BAD_BOUND_COUNT": "image: tasks.arg_count[{place}] is {value}, not the number of the Definition's parameters",
+    "BAD_BINDING": "image: task {place} binds to parameter {value} what differs from it in kind, dtype or shape",
+    "BAD_REPLAY_OUTPUT": "image: task {place} replays a Definition whose task {value} would write to the image or a "
+    "number",
+    "BAD_EXPANDED": "image: the replays of its {value} tasks expand to more than 4194304 tasks, arguments and operands",
+    "REFUSED": "task {place} of a task graph{within}: the operation refused its arguments (kernel {kernel!r})",
 }
 _NAMES: Final = tuple(_REASONS)
+_SOURCES: Final = ("_graph_opencl.cl", "_graph_opencl_check.cl", "_graph_opencl_run.cl")
 _DECLARED: Final = re.compile(r"^\s*OPERATION\((\w+)\)", re.MULTILINE)
 
 
@@ -80,9 +91,9 @@ class OpenCLDispatcher:
     verify_checksum:
         Compare the image's CRC-32 as well, by one lane. All else is checked in any case.
 
-    The image's tasks run in the order in which they are listed, so each may depend on earlier ones only; replays of
-    Definitions are refused: write them out with `GraphBuilder.inline`. The device needs 64-bit floats
-    (``cl_khr_fp64``). To build and launch it::
+    The image's tasks run in the order in which they are listed, so each may depend on earlier ones only. Replays run if
+    the image carries their Definitions and these replay no others; resident ones (`GraphBuilder.place_definitions`) are
+    refused. The device needs 64-bit floats (``cl_khr_fp64``). To build and launch it::
 
         dispatcher = OpenCLDispatcher(table, ("workspace", "output"), OPERATIONS)
         program = pyopencl.Program(stream.context, dispatcher.source).build()
@@ -115,7 +126,8 @@ class OpenCLDispatcher:
         """Global and local size of the launch."""
         self._names = table.names
         self._regions = tuple(regions)
-        body = files("async_orch").joinpath("_graph_opencl.cl").read_text("utf-8")
+        folder = files("async_orch")
+        body = "\n".join(folder.joinpath(name).read_text("utf-8") for name in _SOURCES)
         constants = self._constants(table, lanes=lanes, verify_checksum=verify_checksum)
         self.source = "\n".join((constants, body, operations, _switch(self._names)))
         """The program's text."""
@@ -126,10 +138,11 @@ class OpenCLDispatcher:
         names = [name.encode().ljust(REGION_NAME_NBYTES, b"\0") for name in (IMAGE_REGION, *self._regions)]
         parameters = "".join(f", global uchar *region_{i}, ulong nbytes_{i}" for i in range(1, len(names)))
         memory = " ".join(
-            f"graph.memory[{i}] = region_{i}; graph.nbytes[{i}] = nbytes_{i};" for i in range(1, len(names))
+            f"memory.start[{i}] = region_{i}; memory.nbytes[{i}] = nbytes_{i};" for i in range(1, len(names))
         )
         definitions = {
             "GRAPH_MAGIC": f"{int.from_bytes(MAGIC, 'little'):#x}UL",
+            "GRAPH_DEFINITION_MAGIC": f"{int.from_bytes(DEFINITION_MAGIC, 'little'):#x}UL",
             "GRAPH_VERSION": VERSION,
             "GRAPH_TABLE": f"{fingerprint:#x}UL",
             "GRAPH_N_KERNELS": len(table),
@@ -179,17 +192,22 @@ class OpenCLDispatcher:
 
         ``status`` are the `STATUS_NBYTES` bytes as the device left them.
         """
-        code, place = (int(word) for word in status[:8].view("<i4"))
+        word, place = (int(word) for word in status[:8].view("<i4"))
         value = int(status[8:16].view("<i8")[0])
-        if code == _DONE:
+        if word == _DONE:
             return
-        if not _DONE < code < _DONE + 1 + len(_NAMES):
+        owner, code = divmod(word, 1 << 16)
+        if owner < 0 or not _DONE < code < _DONE + 1 + len(_NAMES):
             raise ImageCorrupt(
-                f"a task graph's status is {code}, which is none: it did not run, or others wrote to its status"
+                f"a task graph's status is {word}, which is none: it did not run, or others wrote to its status"
             )
         reason = _REASONS[_NAMES[code - _DONE - 1]]
-        kernel = self._names[value] if 0 <= value < len(self._names) else value
-        raise ImageCorrupt(reason.format(place=place, value=value, bits=value % 2**64, kernel=kernel))
+        if owner:
+            reason = reason.replace("AORCHGRF", "AORCHDEF").replace("image", f"definition {owner - 1}", 1)
+        position, kernel_id = divmod(value, 1 << 32)
+        kernel = self._names[kernel_id] if kernel_id < len(self._names) else kernel_id
+        within = f" (task {position - 1} of its Definition)" if position > 0 else ""
+        raise ImageCorrupt(reason.format(place=place, value=value, bits=value % 2**64, kernel=kernel, within=within))
 
 
 def _check_operations(table: KernelTable, operations: str) -> None:

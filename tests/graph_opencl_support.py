@@ -17,6 +17,7 @@ __all__ = ["OPERATIONS", "GraphDevice"]
 PATIENCE_S = 30.0
 GUARD = 0xA5
 GUARD_NBYTES = 1024
+IMAGE_NBYTES = 1 << 17
 
 OPERATIONS = """
 double element(const Arg *arg, long i) {
@@ -72,10 +73,10 @@ class GraphDevice:
         program = cl.Program(self.backend.context, self.dispatcher.source).build()
         size = self.dispatcher.size
         self._run = NDRange(cl.Kernel(program, self.dispatcher.kernel_name), size, size)
-        self._image = self.backend.alloc(1 << 14)
+        self._image = self.backend.alloc(IMAGE_NBYTES)
         self._regions = {name: self.backend.alloc(nbytes + GUARD_NBYTES) for name, nbytes in regions.items()}
         self._status = self.backend.alloc(64)
-        self._host = self.backend.alloc_host(max(1 << 14, *regions.values()) + GUARD_NBYTES)
+        self._host = self.backend.alloc_host(max(IMAGE_NBYTES, *regions.values()) + GUARD_NBYTES)
 
     def close(self) -> None:
         self.backend.close()

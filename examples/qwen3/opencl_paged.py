@@ -39,8 +39,6 @@ class _OpenCLProgram(PagedProgram[BatchT]):
     `ImageCorrupt` when it is collected.
     """
 
-    inline = True
-
     def __init__(self, owner: Owner, *, keep_logits: bool = False) -> None:
         super().__init__(owner, keep_logits=keep_logits)
         regions = tuple(self.graphs.region_nbytes)

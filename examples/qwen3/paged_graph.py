@@ -13,7 +13,6 @@ import numpy as np
 from async_orch.abc import ByteArray
 from async_orch.graph import GraphBuilder, Operand, Recorder
 from examples.qwen3.graph_parts import (
-    TASKS_A_LAYER,
     Activations,
     LayerWeights,
     ModelWeights,
@@ -35,10 +34,6 @@ RESIDENT = ("weights", "kv", "state")
 
 _TASKS_AROUND = 8
 _ARGS_A_LAYER = 16  # eleven weights, keys and values, three inputs of the step
-_OPERANDS_A_LAYER = 24  # of a layer that is written out: the same, and its constants
-_NBYTES_A_TASK = (
-    256  # of a task that is written out, with arguments, operands and dependencies: far above what it takes
-)
 _STEP_OPERANDS = 32
 _ROOM_NBYTES = 65536  # far above what a recorded layer and the rest take; only the size probe at start uses it
 
@@ -68,16 +63,14 @@ class PagedGraphs(ABC, Generic[BatchT]):
     """Writes the graphs of one program's steps, of up to ``rows`` rows of activations.
 
     A layer is recorded once for each pair of buckets, when the first such step is built, and every layer of a step is
-    one replay; the recorded layer travels in the image. With ``inline`` every layer's tasks are written out, for
-    devices without replays: a larger image. Builds on several threads take turns.
+    one replay; the recorded layer travels in the image. Builds on several threads take turns.
     """
 
-    def __init__(self, shape: PagedShape, *, rows: int, has_feed: bool = False, inline: bool = False) -> None:
+    def __init__(self, shape: PagedShape, *, rows: int, has_feed: bool = False) -> None:
         config = shape.config
         self.shape = shape
         self.table = paged_kernel_table()
         self._max_rows = rows
-        self._inline = inline
         self._places, workspace_nbytes = place(self._workspace_shapes(rows, shape.max_batch))
         self.region_nbytes = {
             "workspace": workspace_nbytes,
@@ -85,8 +78,7 @@ class PagedGraphs(ABC, Generic[BatchT]):
             **({"feed": 4 * shape.max_batch} if has_feed else {}),
             **shape.region_nbytes,
         }
-        n_layers = config.num_hidden_layers
-        max_tasks = n_layers * (TASKS_A_LAYER if inline else 1) + _TASKS_AROUND
+        max_tasks = config.num_hidden_layers + _TASKS_AROUND
         n_shapes = len(list(buckets(rows))) * len(list(buckets(shape.max_batch)))
         self._lock = threading.Lock()
         self._builder = GraphBuilder(
@@ -97,7 +89,7 @@ class PagedGraphs(ABC, Generic[BatchT]):
             max_args=max_tasks * _ARGS_A_LAYER,
             max_definitions=n_shapes * len(list(buckets(shape.table_width))),
             max_operands=len(shape.placed)
-            + n_layers * (2 + (_OPERANDS_A_LAYER if inline else 0))
+            + 2 * config.num_hidden_layers
             + n_shapes * len(self._places)
             + shape.max_batch
             + _STEP_OPERANDS,
@@ -108,7 +100,7 @@ class PagedGraphs(ABC, Generic[BatchT]):
         cache = (shape.kv_blocks, shape.block_size, config.num_key_value_heads, config.head_dim)
         caches = [
             self._builder.tensor("kv", number * 4 * math.prod(cache), cache, np.float32)
-            for number in range(2 * n_layers)
+            for number in range(2 * config.num_hidden_layers)
         ]
         self._bindings = [
             (*layer.values(), *caches[2 * index : 2 * index + 2]) for index, layer in enumerate(self._weights.layers)
@@ -157,7 +149,7 @@ class PagedGraphs(ABC, Generic[BatchT]):
         """Write all up to the logits; gives them and the row of each."""
 
     def _layers(self, a: Activations, kernels: _Kernels, inputs: Sequence[tuple[Operand, tuple[int, ...]]]) -> None:
-        """Replay the layer for each, or write it out; ``inputs`` are positions, block tables and, if any, tiles."""
+        """Replay the layer for each; ``inputs`` are positions, block tables, and where there are some, tiles."""
         handles, shapes = zip(*inputs, strict=True)
 
         def layer(recorder: Recorder) -> None:
@@ -186,9 +178,8 @@ class PagedGraphs(ABC, Generic[BatchT]):
             )
 
         definition = self._builder.record("layer", layer, key=shapes)
-        add = self._builder.inline if self._inline else self._builder.replay
         for bindings in self._bindings:
-            add(definition, (*bindings, *handles))
+            self._builder.replay(definition, (*bindings, *handles))
 
     def _put_tables(self, count: int, tables: Sequence[Sequence[int]]) -> tuple[Operand, tuple[int, ...]]:
         """Block tables int32 [count, width], only as wide as this step's longest sequence needs, in buckets."""
@@ -208,18 +199,15 @@ class PagedGraphs(ABC, Generic[BatchT]):
     def scratch(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Room for any step's image: more than it takes, for finding out how much that is."""
         inputs = 4 * (self.shape.max_batch * (self.shape.table_width + 8) + 3 * self._max_rows)
-        n_layers = self.shape.config.num_hidden_layers
-        records = 64 * _ARGS_A_LAYER * (n_layers + _STEP_OPERANDS)
-        if self._inline:
-            records += _NBYTES_A_TASK * TASKS_A_LAYER * n_layers
+        records = 64 * _ARGS_A_LAYER * (self.shape.config.num_hidden_layers + _STEP_OPERANDS)
         return np.empty(inputs + records + _ROOM_NBYTES, np.uint8)
 
 
 class DecodeGraphs(PagedGraphs[DecodeBatch]):
     """Graphs of decode steps: one row of activations for each sequence, padded to a bucket."""
 
-    def __init__(self, shape: PagedShape, *, inline: bool = False) -> None:
-        super().__init__(shape, rows=shape.max_batch, has_feed=True, inline=inline)
+    def __init__(self, shape: PagedShape) -> None:
+        super().__init__(shape, rows=shape.max_batch, has_feed=True)
         self._fed = self._builder.tensor("feed", 0, (shape.max_batch,), np.int32)
 
     def _write(self, batch: DecodeBatch, eps: Operand) -> tuple[Operand, Operand]:
@@ -241,8 +229,8 @@ class DecodeGraphs(PagedGraphs[DecodeBatch]):
 class PrefillGraphs(PagedGraphs[PrefillBatch]):
     """Graphs of prefill steps: tiles of prompt tokens, and the head for the last token of each prompt that ends."""
 
-    def __init__(self, shape: PagedShape, *, inline: bool = False) -> None:
-        super().__init__(shape, rows=shape.max_prefill_tokens, inline=inline)
+    def __init__(self, shape: PagedShape) -> None:
+        super().__init__(shape, rows=shape.max_prefill_tokens)
 
     def _write(self, batch: PrefillBatch, eps: Operand) -> tuple[Operand, Operand]:
         shape, builder, weights = self.shape, self._builder, self._weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -85,9 +85,6 @@ class _Sizes:
 
 class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
     """What both programs have in common; see `paged` for their use."""
-
-    inline: ClassVar[bool] = False
-    """Whether graphs have their layers written out, for devices without replays."""
 
     def __init__(self, owner: Owner, *, keep_logits: bool = False) -> None:
         self.owner = owner
@@ -196,7 +193,7 @@ class PagedPrefill(PagedProgram[PrefillBatch]):
     """Puts prompts into the cache, and chooses the first token after each."""
 
     def make_graphs(self, shape: PagedShape) -> PrefillGraphs:
-        return PrefillGraphs(shape, inline=self.inline)
+        return PrefillGraphs(shape)
 
     def check(self, batch: PrefillBatch) -> None:
         check_prefill(self.owner.shape, batch)
@@ -222,7 +219,7 @@ class PagedDecode(PagedProgram[DecodeBatch]):
         self._fed: DecodeBatch | None = None
 
     def make_graphs(self, shape: PagedShape) -> DecodeGraphs:
-        return DecodeGraphs(shape, inline=self.inline)
+        return DecodeGraphs(shape)
 
     def check(self, batch: DecodeBatch) -> None:
         check_decode(self.owner.shape, batch)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_orch._graph_format import OPERAND
+from async_orch._graph_format import DEFINITION, OPERAND
 from async_orch.exceptions import ImageCorrupt
 from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PrefillBatch, PrefillChunk
 from tests.examples.support import make_checkpoint
@@ -20,7 +20,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install '
 from examples.qwen3.opencl_paged import OpenCLPagedModel, paged_operations
 from tests.graph_opencl_support import GraphDevice
 
-OPERANDS = 5
+OPERANDS, DEFINITIONS = 5, 6
 WILD = (-(1 << 31), -2, -1, 0, 1, 3, 15, 16, 17, 64, 259, 1 << 16, (1 << 31) - 1)
 STEPS = {
     "decode": DecodeBatch([DecodeRow(0, 20, [3, 1], 5), DecodeRow(2, 7, [0]), DecodeRow(1, 33, [4, 2, 5], FROM_FEED)]),
@@ -121,7 +121,9 @@ def test_other_shapes_are_refused_or_stay_within_bounds(damaged: Damaged) -> Non
     refused = 0
     for _ in range(150):
         image = damaged.image.copy()
-        operands = pool(image, OPERANDS, OPERAND)
+        (layer,) = pool(image, DEFINITIONS, DEFINITION)
+        recorded = image[int(layer["offset"]) :][: int(layer["nbytes"])]
+        operands = pool(recorded if rng.integers(2) else image, OPERANDS, OPERAND)
         row = operands[int(rng.integers(operands.size))]
         shape = row["shape"]
         at = int(rng.integers(max(1, int(row["ndim"]))))
