@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_orch import Orchestrator
-from async_orch.exceptions import CollectError, ImageCorrupt, LaunchError
+from async_orch import Orchestrator, Slot
+from async_orch.abc import Stream
+from async_orch.exceptions import CollectError, DeviceLost, ImageCorrupt, LaunchError
 from examples.qwen3.options import CHECKPOINT
 from examples.qwen3.paged import FROM_FEED, DecodeBatch, DecodeRow, PagedModel, PrefillBatch
 from examples.qwen3.paged_run import Request, generate
@@ -19,6 +20,9 @@ from tests.examples.paged_support import Recorder, check_tokens, run
 from tests.examples.support import make_checkpoint
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
+
+import pyopencl
+from async_orch_backends.opencl import open_backend
 
 from examples.qwen3.opencl_paged import OpenCLPagedDecode, OpenCLPagedModel
 from tests.opencl_enqueues import Enqueues
@@ -212,3 +216,32 @@ async def test_a_step_that_needs_the_feed_and_has_none_is_refused(tmp_path: Path
             await orchestrator.run(DecodeBatch([DecodeRow(0, 0, blocks, FROM_FEED)]), program="decode")
         result = await orchestrator.run(DecodeBatch([DecodeRow(0, 0, blocks, 7)]), program="decode")
         assert 0 <= result.output.tokens[0] < model.config.vocab_size
+
+
+async def test_a_reopened_device_has_the_model_again(tmp_path: Path) -> None:
+    """After a hang the kernels are built in the new context and the weights loaded anew: requests get their tokens."""
+    make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
+    requests = [Request(prompt, 5) for prompt in PROMPTS[:3]]
+    expected = await run(PagedModel(tmp_path, max_batch=2), requests)
+    backend = open_backend()
+    backend.close_timeout_s = 0.05
+    gate, kept = pyopencl.UserEvent(backend.context), list[Any]()
+
+    class HangsOnce(OpenCLPagedDecode):
+        def launch(self, step: DecodeBatch, slot: Slot, stream: Stream) -> int:
+            if not kept:
+                kept.append(pyopencl.enqueue_barrier(stream.native, wait_for=[gate]))
+            return super().launch(step, slot, stream)
+
+    class HangingModel(OpenCLPagedModel):
+        decode_type = HangsOnce
+
+    model = HangingModel(tmp_path, max_batch=2)
+    async with Orchestrator(model.programs, backend, fence_timeout_s=3.0) as orchestrator:
+        with pytest.raises(DeviceLost):
+            await orchestrator.run(DecodeBatch([DecodeRow(0, 0, [0], 7)]), program="decode")
+        await orchestrator.reopen()
+        assert await generate(orchestrator, model, requests) == expected
+    backend.close()
+    gate.set_status(pyopencl.command_execution_status.COMPLETE)
+    kept[0].wait()
