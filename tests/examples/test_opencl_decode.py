@@ -17,10 +17,10 @@ from examples.qwen3.program import DecodeOutput, Qwen3Decode
 from examples.qwen3.schedule import DecodeStep, Schedule
 from tests.examples.support import make_checkpoint
 
-pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
+cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
-from examples.qwen3.opencl import OpenCLDecode
-from tests.opencl_enqueues import Enqueues
+from examples.qwen3.opencl import OpenCLDecode  # noqa: E402 - after the check for its extra
+from tests.opencl_enqueues import Enqueues  # noqa: E402
 
 PROMPTS = ([10, 11, 12], [40, 50, 60, 70], [100])
 TOKENS = 6
