@@ -85,6 +85,7 @@ async def measure_copies(steps: int) -> Bandwidth:
     check_slots(results, SLOTS)
     check_statistics(orch.statistics(), share * TURNS)
     check_intervals("copy", [(r.timings.h2d_start_ns, r.timings.h2d_ns) for r in results], least_ns=1)
+    check_intervals("compute", [(r.timings.device_start_ns, r.timings.device_ns) for r in results], least_ns=1)
     step_s, copy_s = statistics.median(pipeline_s), statistics.median(bare_s)
     ratio = statistics.median(bare / step for bare, step in zip(bare_s, pipeline_s, strict=True))
     return Bandwidth(IMAGE_NBYTES / step_s / 1e9, IMAGE_NBYTES / copy_s / 1e9, ratio)

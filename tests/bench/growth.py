@@ -21,7 +21,7 @@ from pathlib import Path
 
 from async_orch import Orchestrator
 from async_orch._bench import CheckFailed, engine_cost
-from async_orch._bench._checks import check_statistics
+from async_orch._bench._checks import SlotsSeen, check_statistics
 from async_orch._bench._overhead import WARM_UP, NoOp
 from tests.bench._kit import Bench, Figure, NotInstalled, Sample, Samples, main, on_loop, quotient, single
 
@@ -29,6 +29,7 @@ STEPS = 1_000_000
 WARM_STEPS = 100_000
 MARKS = (1_000, 2_000, 10_000, 20_000, 100_000, 110_000, 990_000, STEPS)
 SLOTS = (2, 8, 64)
+SLOTS_EACH = 3
 ORCHESTRATORS = (1, 2, 4, 8)
 SHORT_STEPS = 4_000
 PAGE_NBYTES = 4096
@@ -42,9 +43,11 @@ async def _million() -> Sample:
     """One run; at each mark the CPU time so far."""
     times: dict[int, int] = {}
     resident = 0
-    async with Orchestrator(NoOp(), "sim:instant") as orch:
+    async with Orchestrator(NoOp(), "sim:instant", slots=SLOTS_EACH) as orch:
         count = 0
+        seen = SlotsSeen()
         async for result in orch.map(range(STEPS)):
+            seen.see(result)
             if result.output != count:
                 raise CheckFailed(f"step {count} came out as {result.output}")
             count += 1
@@ -55,6 +58,7 @@ async def _million() -> Sample:
                     resident = _resident_nbytes()
         gc.collect()
         grown = _resident_nbytes() - resident
+    seen.end(SLOTS_EACH)
     check_statistics(orch.statistics(), STEPS)
     sample = {
         f"from_{start}_us": (times[end] - times[start]) / (end - start) / 1e3
@@ -67,27 +71,33 @@ async def _several(orchestrators: int) -> Sample:
     """As many orchestrators, each with its share of the steps, in turn on one loop; a step is a step of any."""
     steps = SHORT_STEPS // orchestrators
 
-    async def one(orch: Orchestrator[int, int]) -> None:
+    async def one(orch: Orchestrator[int, int], seen: SlotsSeen) -> None:
         count = 0
         async for result in orch.map(range(WARM_UP, WARM_UP + steps)):
             if result.output != WARM_UP + count:
                 raise CheckFailed(f"step {count} came out as {result.output}")
+            seen.see(result)
             count += 1
             if count % 16 == 0:
                 await asyncio.sleep(0)
 
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(Orchestrator(NoOp(), "sim:instant")) for _ in range(orchestrators)]
-        for orch in opened:
-            async for _ in orch.map(range(WARM_UP)):
-                pass
+        opened = [
+            await stack.enter_async_context(Orchestrator(NoOp(), "sim:instant", slots=SLOTS_EACH))
+            for _ in range(orchestrators)
+        ]
+        slots_seen = [SlotsSeen() for _ in opened]
+        for orch, seen in zip(opened, slots_seen, strict=True):
+            async for result in orch.map(range(WARM_UP)):
+                seen.see(result)
         gc.collect()
         start_ns = time.process_time_ns()
         async with asyncio.TaskGroup() as tasks:
-            for orch in opened:
-                tasks.create_task(one(orch))
+            for orch, seen in zip(opened, slots_seen, strict=True):
+                tasks.create_task(one(orch, seen))
         spent_ns = time.process_time_ns() - start_ns
-    for orch in opened:
+    for orch, seen in zip(opened, slots_seen, strict=True):
+        seen.end(SLOTS_EACH)
         check_statistics(orch.statistics(), WARM_UP + steps)
     return {"cpu_us": spent_ns / (steps * orchestrators) / 1e3}
 
