@@ -17,7 +17,7 @@ from async_orch._bench import FIGURES, CheckFailed, Shape, _checks, _figures, en
 from async_orch._bench._overlap import TimedSteps
 from async_orch.abc import ByteArray
 from async_orch.cli import main
-from tests.bench import lag
+from tests.bench import growth, lag
 from tests.unit.test_layering import imports_of
 
 
@@ -156,6 +156,13 @@ def test_what_the_bench_of_builds_checks(breaks: Any, said: str | None) -> None:
     else:
         with pytest.raises(CheckFailed, match=said):
             lag.check(results, data, counted)
+
+
+def test_growth_is_told_from_a_disturbance() -> None:
+    """A step that gets dearer shows in the late windows' median; the first window, and a slow spell, do not count."""
+    window_us = [99.0, *[10.0] * 59, *[30.0] * 40, *[10.0] * 800, *[12.0] * 60, *[40.0] * 40]
+    found = growth.tenths(window_us)
+    assert (found["tenth_1_us"], found["tenth_5_us"], found["tenth_10_us"]) == (10.0, 10.0, 12.0)
 
 
 def test_it_measures_what_users_have() -> None:
