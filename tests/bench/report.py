@@ -24,6 +24,7 @@ TITLES = {
     "overlap": "Overlap in real time on `sim`, 3 slots",
     "feed": "Late input",
     "real_memory": "Real memory",
+    "opencl_overlap": "A driver's streams: 66.5 MB of workspace, 16 MB of image, a kernel of 1.5 ms (PoCL)",
     "copies": "Copies",
     "growth": "Growth",
     "imports": "Starting",
@@ -97,9 +98,9 @@ def chart(found: list[dict[str, Any]], path: Path) -> None:
     left.set_title("What a step costs (the others have no leases, fences, records)", fontsize=10)
     shares = [
         item
-        for bench in ("lag", "copies", "real_memory", "overlap")
+        for bench in ("lag", "copies", "real_memory", "opencl_overlap", "overlap")
         for item in by_name.get(bench, {"figures": []})["figures"]
-        if item["value"] is not None and (item["goal"] or ("",))[0] == ">="
+        if item["value"] is not None and (item["goal"] or ("",))[0] == ">=" and item["goal"][1] <= 1
     ]
     titles = [item["title"].replace(": share of the bound", "") for item in shares]
     colours = ["tab:blue" if item["met"] else "tab:orange" for item in shares]
