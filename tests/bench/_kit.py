@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -157,6 +158,25 @@ def machine() -> dict[str, Any]:
     }
 
 
+MEASURED = ("async_orch", "backends", "tests/bench", "pyproject.toml")
+"""What a figure may depend on: whether these differ from the commit counts, not whether a page or a JSON does."""
+
+
+def commit() -> dict[str, Any]:
+    """What is measured: the commit, and whether the code differs from it; None and None outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        head = _git(root, "rev-parse", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--", *MEASURED).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": head, "dirty": bool(changed)}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True).stdout
+
+
 def measure(bench: Bench, rounds: int, only: Sequence[str]) -> tuple[dict[str, list[Sample]], dict[str, str]]:
     """Run the variants in turn, each round beginning with another one; gives samples, and why some have none."""
     names = [name for name in bench.variants if not only or any(part in name for part in only)]
@@ -186,9 +206,10 @@ def main(bench: Bench) -> None:
     parser.add_argument("--append", action="store_true", help="add the rounds to those in the file")
     parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="variants with this in their name")
     options = parser.parse_args()
-    started, load = time.time(), os.getloadavg()
+    started, load, measured = time.time(), os.getloadavg(), commit()
     samples, failed = measure(bench, options.rounds, options.only)
-    spell = {"started": started, "seconds": time.time() - started, "rounds": options.rounds, "load_before": load}
+    seconds = time.time() - started
+    spell = {"started": started, "seconds": seconds, "rounds": options.rounds, "load_before": load} | measured
     path = None if options.out is None else options.out / f"{bench.name}.json"
     spells = [spell]
     if options.append and path is not None and path.exists():

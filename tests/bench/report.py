@@ -43,7 +43,8 @@ def table(found: list[dict[str, Any]]) -> str:
     lines = ["| figure | median | least to most | to reach | |", "|---|---:|---:|---:|---|"]
     for document in found:
         rounds = sum(spell["rounds"] for spell in document["spells"])
-        lines.append(f"| **{TITLES[document['bench']]}** ({rounds} round{'s' if rounds != 1 else ''}) | | | | |")
+        head = f"{rounds} round{'s' if rounds != 1 else ''}, {_commits(document['spells'])}"
+        lines.append(f"| **{TITLES[document['bench']]}** ({head}) | | | | |")
         lines += [_row(item) for item in document["figures"] if item["value"] is not None]
         lines += [f"| {name} | - | - | | {why} |" for name, why in document["failed"].items()]
     judged = [item for document in found for item in document["figures"] if item["met"] is not None]
@@ -52,6 +53,15 @@ def table(found: list[dict[str, Any]]) -> str:
     ]
     lines += ["", f"Goals met: {len(judged) - len(missed)} of {len(judged)}. Missed:", "", *missed] if missed else []
     return "\n".join(lines)
+
+
+def _commits(spells: list[dict[str, Any]]) -> str:
+    """The commits that were measured, in order, each once."""
+    known = dict.fromkeys(
+        f"{spell['commit'][:7]}{' with changes' if spell['dirty'] else ''}" if spell.get("commit") else "not recorded"
+        for spell in spells
+    )
+    return f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"
 
 
 def _row(item: dict[str, Any]) -> str:

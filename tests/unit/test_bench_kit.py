@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from tests.bench import report
+from tests.bench import _kit, report
 from tests.bench._kit import (
     Bench,
     CheckFailed,
@@ -86,6 +87,40 @@ def test_rounds_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [spell["rounds"] for spell in document["spells"]] == [1, 3]
     assert document["figures"][1]["value"] == 0.75
     assert document["figures"][1]["met"]
+
+
+def test_each_spell_keeps_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit that was measured stands in the JSON and in the table, and whether the code was another."""
+    for at in ({"commit": "a" * 40, "dirty": False}, {"commit": "b" * 40, "dirty": True}):
+        monkeypatch.setattr(_kit, "commit", lambda at=at: at)
+        _run(_bench(), monkeypatch, "--rounds", "1", "--out", str(tmp_path), "--append")
+    (document,) = report.documents(tmp_path)
+    assert [(spell["commit"], spell["dirty"]) for spell in document["spells"]] == [("a" * 40, False), ("b" * 40, True)]
+    assert "(2 rounds, commits aaaaaaa, bbbbbbb with changes)" in report.table([document])
+    del document["spells"][0]["commit"]
+    assert "commits not recorded, bbbbbbb with changes" in report.table([document])
+
+
+def _committed(root: Path) -> None:
+    """A repository with one commit of one file."""
+    (root / "async_orch").mkdir(parents=True)
+    (root / "async_orch" / "a.py").write_text("a = 1\n")
+    for arguments in (["init", "-q"], ["add", "-A"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "c"]):
+        subprocess.run(["git", "-C", str(root), *arguments], check=True)
+
+
+def test_the_commit_is_dirty_where_measured_code_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed engine makes the commit dirty, a changed page does not, and without git there is no commit."""
+    root = tmp_path / "checkout"
+    _committed(root)
+    monkeypatch.setattr(_kit, "__file__", str(root / "tests" / "bench" / "_kit.py"))
+    (root / "page.md").write_text("new\n")
+    found = _kit.commit()
+    assert (len(found["commit"]), found["dirty"]) == (40, False)
+    (root / "async_orch" / "a.py").write_text("a = 2\n")
+    assert _kit.commit() == {"commit": found["commit"], "dirty": True}
+    monkeypatch.setattr(_kit, "__file__", str(tmp_path / "elsewhere" / "tests" / "bench" / "_kit.py"))
+    assert _kit.commit() == {"commit": None, "dirty": None}
 
 
 def test_a_failed_check_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
