@@ -30,6 +30,7 @@ __all__ = [
     "NotInstalled",
     "Samples",
     "main",
+    "number",
     "on_loop",
     "quotient",
     "raw",
@@ -132,6 +133,12 @@ def raw(path: Path) -> dict[str, Any]:
     """A bench's JSON."""
     document: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return document
+
+
+def number(value: float) -> str:
+    """Three or four digits of it, for a table."""
+    digits = next((count for limit, count in ((2, 3), (10, 2), (1000, 1)) if abs(value) < limit), 0)
+    return f"{value:.{digits}f}"
 
 
 def versions() -> dict[str, str]:

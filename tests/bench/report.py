@@ -1,7 +1,7 @@
 """Table and chart from the raw JSON: ``python -m tests.bench.report docs/benchmarks``.
 
-Writes ``benchmarks.png`` there, and the table between the markers of ``docs/benchmarks.md`` beside that folder, if
-there is such a file; otherwise prints it.
+Writes ``benchmarks.png`` there, and both tables, of the figures and of their limits, between the markers of
+``docs/benchmarks.md`` beside that folder, if there is such a file; otherwise prints them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tests.bench._kit import raw
+from tests.bench._kit import number, raw
 from tests.bench.all import BENCHES
+from tests.bench.limits import limits_table
 
 TITLES = {
     "overhead": "Overhead: no-op steps, 4 stages, no log",
@@ -32,6 +33,7 @@ TITLES = {
     "analysis": "Analysis",
 }
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+LIMITS_BEGIN, LIMITS_END = "<!-- limits -->", "<!-- end of limits -->"
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
@@ -49,7 +51,7 @@ def table(found: list[dict[str, Any]]) -> str:
         lines += [f"| {name} | - | - | | {why} |" for name, why in document["failed"].items()]
     judged = [item for document in found for item in document["figures"] if item["met"] is not None]
     missed = [
-        f"- {item['title']}: {_number(item['value'])}, to reach {_goal(item)}" for item in judged if not item["met"]
+        f"- {item['title']}: {number(item['value'])}, to reach {_goal(item)}" for item in judged if not item["met"]
     ]
     lines += ["", f"Goals met: {len(judged) - len(missed)} of {len(judged)}. Missed:", "", *missed] if missed else []
     return "\n".join(lines)
@@ -66,7 +68,7 @@ def _commits(spells: list[dict[str, Any]]) -> str:
 
 def _row(item: dict[str, Any]) -> str:
     unit = {"x": "", "": ""}.get(item["unit"], f" {item['unit']}")
-    value, least, most = (_number(item[key]) for key in ("value", "least", "most"))
+    value, least, most = (number(item[key]) for key in ("value", "least", "most"))
     goal = "" if item["goal"] is None else _goal(item)
     met = {None: "", True: "met", False: "**missed**"}[item["met"]]
     return f"| {item['title']} | {value}{unit} | {least} to {most} | {goal} | {met} |"
@@ -75,11 +77,6 @@ def _row(item: dict[str, Any]) -> str:
 def _goal(item: dict[str, Any]) -> str:
     sign, bound = item["goal"]
     return f"{sign} {bound:g}"
-
-
-def _number(value: float) -> str:
-    digits = next((count for limit, count in ((2, 3), (10, 2), (1000, 1)) if abs(value) < limit), 0)
-    return f"{value:.{digits}f}"
 
 
 def chart(found: list[dict[str, Any]], path: Path) -> None:
@@ -101,7 +98,7 @@ def chart(found: list[dict[str, Any]], path: Path) -> None:
     labels = [name.removesuffix("/asyncio").replace("queue", "asyncio.Queue") for name in names]
     colours = ["tab:blue" if label == "async_orch" else "tab:gray" for label in labels]
     bars = left.barh(labels, [costs[name] for name in names], color=colours)
-    left.bar_label(bars, [_number(costs[name]) for name in names], padding=3)
+    left.bar_label(bars, [number(costs[name]) for name in names], padding=3)
     left.set_xscale("log")
     left.set_xlim(right=max(costs.values(), default=1) * 4)
     left.set_xlabel("microseconds a no-op step, stock event loop, log scale")
@@ -132,12 +129,20 @@ def main() -> None:
     found = documents(folder)
     chart(found, folder / "benchmarks.png")
     page = folder.parent / "benchmarks.md"
-    text = page.read_text("utf-8") if page.exists() else ""
-    if BEGIN in text and END in text:
-        whole = f"{BEGIN}\n{table(found)}\n{END}"
-        page.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: whole, text, flags=re.DOTALL), "utf-8")
+    if page.exists():
+        page.write_text(filled(page.read_text("utf-8"), found), "utf-8")
     else:
         print(table(found))
+        print(limits_table(found))
+
+
+def filled(text: str, found: list[dict[str, Any]]) -> str:
+    """The page with both tables between their markers. Raises `ValueError` where a marker is missing."""
+    for begin, end, whole in ((BEGIN, END, table(found)), (LIMITS_BEGIN, LIMITS_END, limits_table(found))):
+        if begin not in text or end not in text:
+            raise ValueError(f"the page has no {begin} ... {end} to put a table between")
+        text = re.sub(f"{begin}.*{end}", lambda _, whole=f"{begin}\n{whole}\n{end}": whole, text, flags=re.DOTALL)
+    return text
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.bench._kit import (
     raw,
     single,
 )
+from tests.bench.limits import limits_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -149,7 +150,7 @@ def test_the_published_table_is_that_of_the_raw_samples() -> None:
     found = report.documents(folder)
     assert len(found) >= 10
     page = (DOCS / "benchmarks.md").read_text("utf-8")
-    assert f"{report.BEGIN}\n{report.table(found)}\n{report.END}" in page
+    assert report.filled(page, found) == page
     for document in found:
         bench = importlib.import_module(f"tests.bench.{document['bench']}").BENCH
         again = [json.loads(json.dumps(asdict(figure))) for figure in bench.figures(document["samples"])]
@@ -157,6 +158,27 @@ def test_the_published_table_is_that_of_the_raw_samples() -> None:
         for figure in again:
             if figure["name"] in known:
                 assert figure == {key: known[figure["name"]][key] for key in figure}
+
+
+def test_the_limits_table_is_made_of_the_rounds() -> None:
+    """Each line is the median over the rounds of ours by the limit; of a rate the other way round: 1 is the limit."""
+    threads = {
+        "limit": [{"wall_us": 10.0}, {"wall_us": 20.0}, {"wall_us": 10.0}],
+        "host": [{"wall_us": 70.0}, {"wall_us": 160.0}, {"wall_us": 90.0}],
+        "sim": [{"wall_us": 20.0}] * 3,
+    }
+    copies = {"copies": [{"pipeline_gb_per_s": 4.0, "bare_gb_per_s": 5.0, "ratio": 0.8}]}
+    table = limits_table([{"bench": "threads", "samples": threads}, {"bench": "copies", "samples": copies}])
+    assert "| two threads and the loop, wake-ups only | 10.0 us | 90.0 us | 8.00 (7.00 to 9.00) |" in table
+    assert "| bare copies over the same buffers | 5.00 GB/s | 4.00 GB/s | 1.250 (1.250 to 1.250) |" in table
+    threads["sim"] = []
+    assert "wake-ups" not in limits_table([{"bench": "threads", "samples": threads}])
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    """A page that lost a marker is not left with an old table, silently."""
+    with pytest.raises(ValueError, match="has no <!-- limits -->"):
+        report.filled(f"{report.BEGIN}{report.END}", [])
 
 
 def test_the_readme_names_the_published_overhead() -> None:
