@@ -32,6 +32,7 @@ __all__ = [
     "main",
     "number",
     "on_loop",
+    "paired",
     "quotient",
     "raw",
     "refuse",
@@ -119,8 +120,21 @@ def quotient(
     samples: Samples, over: tuple[str, str], under: tuple[str, str], name: str, title: str, **more: Any
 ) -> Figure:
     """The median of the rounds' ratios of (variant, key) to (variant, key)."""
-    pairs = zip(samples.get(over[0], ()), samples.get(under[0], ()), strict=False)
+    pairs = paired(samples, over[0], under[0])
     return _figure(name, title, [one[over[1]] / other[under[1]] for one, other in pairs], **more)
+
+
+def paired(samples: Samples, one: str, other: str) -> list[tuple[Sample, Sample]]:
+    """Two variants' samples round by round; none if one of them has none.
+
+    Raises `ValueError` if both have some and not equally many: it would pair samples of different rounds.
+    """
+    first, second = samples.get(one, ()), samples.get(other, ())
+    if not first or not second:
+        return []
+    if len(first) != len(second):
+        raise ValueError(f"{one} has {len(first)} rounds and {other} {len(second)}: measure both again")
+    return list(zip(first, second, strict=True))
 
 
 def _figure(name: str, title: str, values: list[float], **more: Any) -> Figure:
@@ -213,6 +227,8 @@ def main(bench: Bench) -> None:
     parser.add_argument("--append", action="store_true", help="add the rounds to those in the file")
     parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="variants with this in their name")
     options = parser.parse_args()
+    if options.append and options.only:
+        parser.error("--append with --only would pair samples of different rounds; leave one of them out")
     started, load, measured = time.time(), os.getloadavg(), commit()
     samples, failed = measure(bench, options.rounds, options.only)
     seconds = time.time() - started

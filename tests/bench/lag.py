@@ -25,7 +25,7 @@ from async_orch import Orchestrator, Statistics, StepResult
 from async_orch._bench._checks import CheckFailed, check_intervals, check_order, check_slots, check_statistics
 from async_orch._bench._overlap import IMAGE_NBYTES, Shape, TimedSteps
 from async_orch._config import BuildIn
-from tests.bench._kit import Bench, Figure, Sample, Samples, main, on_loop, single
+from tests.bench._kit import Bench, Figure, Sample, Samples, main, on_loop, paired, single
 
 STEPS = 150
 SLOTS = 3
@@ -131,7 +131,7 @@ def figures(samples: Samples) -> list[Figure]:
     found = [single(samples, "idle", "p99_us", "lag_idle", "loop lag p99, idle", unit="us")]
     for place in PLACES:
         name = f"build {place}"
-        pairs = zip(samples.get(name, ()), samples.get("idle", ()), strict=False)
+        pairs = paired(samples, name, "idle")
         more = {"above": [{"ms": (one["p99_us"] - base["p99_us"]) / 1e3} for one, base in pairs]}
         best = place == "process"
         found += [
