@@ -108,7 +108,7 @@ def check(results: Sequence[StepResult[int]], log: bytes, counted: Statistics) -
     check_intervals("copy", copies, least_ns=round(SHAPE.copy_ms * 1e6))
     compute = [(record["device_start_ns"], record["device_ns"]) for record in records]
     check_intervals("compute", compute, least_ns=round(SHAPE.device_ms * 1e6))
-    return statistics.median(record["build_ns"] for record in records)
+    return float(statistics.median(record["build_ns"] for record in records))
 
 
 def idle() -> Sample:

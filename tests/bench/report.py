@@ -7,7 +7,6 @@ Writes ``benchmarks.png`` there, and both tables, of the figures and of their li
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -153,7 +152,8 @@ def filled(text: str, found: list[dict[str, Any]]) -> str:
     for begin, end, whole in ((BEGIN, END, table(found)), (LIMITS_BEGIN, LIMITS_END, limits_table(found))):
         if begin not in text or end not in text:
             raise ValueError(f"the page has no {begin} ... {end} to put a table between")
-        text = re.sub(f"{begin}.*{end}", lambda _, whole=f"{begin}\n{whole}\n{end}": whole, text, flags=re.DOTALL)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{whole}\n{end}{rest.partition(end)[2]}"
     return text
 
 
