@@ -1,11 +1,13 @@
 """What building a task graph costs: the Qwen3-14B decode step, replayed and unrolled, beside two obvious ways.
 
-    python -m tests.bench.graph_build [--rounds 300]
+    python -m tests.bench.graph_build [--rounds 300] [--json FILE]
 
-Every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a small class,
-with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph (skipped
-where it is not installed). Neither finds dependencies or writes bytes: both get them from the unrolled image. Warm, one
-thread.
+First what is cold, each time on fresh objects: declaring and recording, a structure's first image, which derives
+dependencies, and its first check on the device side, which expands the replays; each with its second time beside it.
+Then, warm: every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a
+small class, with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph
+(skipped where it is not installed). Neither finds dependencies or writes bytes: both get them from the unrolled image.
+One thread.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from async_orch.graph import GraphBuilder, KernelTable, UnrolledTask, unroll
+from async_orch.graph import Executor, GraphBuilder, KernelTable, UnrolledTask, unroll
 from examples.large.layer_graph import LayerGraph, StepInputs, kernel_table
 from examples.large.shape import QWEN3_14B, Shape
+from tests.bench._raw import RawFile, add_option
 
 IMAGE_NBYTES = 4 << 20
 
@@ -85,6 +88,33 @@ def call_by_call(builder: GraphBuilder, image: Any, tasks: list[UnrolledTask]) -
     return build
 
 
+def cold_parts(shape: Shape, table: KernelTable, image: Any, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of what is done once, each round on fresh objects, and of the second time beside it."""
+    inputs = [inputs_of(shape, step) for step in range(2)]
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter_ns()
+        found = work()
+        times.setdefault(name, []).append((time.perf_counter_ns() - start) / 1e6)
+        return found
+
+    for _ in range(rounds):
+        graph: LayerGraph = timed("once: declare, record", lambda: LayerGraph(shape, table))
+        content = graph.builder.place_definitions()
+        check = Executor(table).check
+        for step, given in enumerate(inputs):
+            when = "again" if step else "first"
+            nbytes = timed(f"build, {when}", lambda graph=graph, given=given: graph.build(given, image))
+            timed(
+                f"check, {when}",
+                lambda check=check, graph=graph, content=content, nbytes=nbytes: check(
+                    image[:nbytes], graph.region_nbytes, definitions=content
+                ),
+            )
+    return times
+
+
 def measured(build: Callable[[int], object], rounds: int) -> list[float]:
     """Milliseconds of each call after ten that warm up."""
     for step in range(10):
@@ -97,13 +127,24 @@ def measured(build: Callable[[int], object], rounds: int) -> list[float]:
         build(step)
         times.append((time.perf_counter_ns() - start) / 1e6)
     gc.enable()
-    return sorted(times)
+    return times
+
+
+def show(name: str, times: list[float], *, tasks: int = 0, size: int = 0) -> None:
+    """One row."""
+    ranked = sorted(times)
+    p50 = statistics.median(times)
+    each = f"{1e6 * p50 / tasks:.0f}" if tasks else "-"
+    print(f"{name:<28}{p50:>9.3f}{ranked[int(0.9 * len(ranked))]:>9.3f}{each:>11}{size or '-':>10}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=300)
-    rounds = parser.parse_args().rounds
+    add_option(parser)
+    options = parser.parse_args()
+    rounds = options.rounds
+    raw = RawFile(options.json, f"python -m tests.bench.graph_build --rounds {rounds}")
     shape = QWEN3_14B
     table = kernel_table()
     image = np.zeros(IMAGE_NBYTES, np.uint8)
@@ -132,10 +173,15 @@ def main() -> None:
     if importlib.util.find_spec("networkx") is not None:
         rows.append(("networkx", lambda step: networkx_build(tasks), max(rounds // 20, 5), 0))
     print(f"{'':<28}{'ms p50':>9}{'ms p90':>9}{'ns a task':>11}{'image B':>10}")
+    cold = cold_parts(shape, table, image, max(rounds // 30, 5))
+    for name, times in cold.items():
+        show(name, times)
+    raw.figures = {"tasks": len(tasks), "definition_nbytes": layer.nbytes, "cold_ms": cold, "warm_ms": {}, "nbytes": {}}
     for name, build, count, size in rows:
-        times = measured(build, count)
-        p50 = statistics.median(times)
-        print(f"{name:<28}{p50:>9.3f}{times[int(0.9 * len(times))]:>9.3f}{1e6 * p50 / len(tasks):>11.0f}{size:>10}")
+        times = raw.figures["warm_ms"][name] = measured(build, count)
+        raw.figures["nbytes"][name] = size
+        show(name, times, tasks=len(tasks), size=size)
+    raw.write()
 
 
 if __name__ == "__main__":
