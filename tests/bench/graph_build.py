@@ -18,6 +18,7 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,8 @@ def cold_parts(shape: Shape, table: KernelTable, image: Any, rounds: int) -> dic
         check = Executor(table).check
         for step, given in enumerate(inputs):
             when = "again" if step else "first"
-            nbytes = timed(f"build, {when}", lambda graph=graph, given=given: graph.build(given, image))
-            timed(
-                f"check, {when}",
-                lambda check=check, graph=graph, content=content, nbytes=nbytes: check(
-                    image[:nbytes], graph.region_nbytes, definitions=content
-                ),
-            )
+            nbytes = timed(f"build, {when}", partial(graph.build, given, image))
+            timed(f"check, {when}", partial(check, image[:nbytes], graph.region_nbytes, definitions=content))
     return times
 
 
