@@ -17,6 +17,7 @@ __all__ = ["TemplateRows", "Templates"]
 _MAX_TEMPLATES: Final = 8
 _MAX_LEARNT_A_BLOCK: Final = 4
 _LEAST_LINES_A_RUN: Final = 8
+_LEAST_LINE_NBYTES: Final = 256  # a step's line has more: shorter ones are something else, and would need much memory
 # For fewer lines the decoder is as fast as a template that is known, and than one that is still to be made.
 _LEAST_LINES_LEFT: Final = 16
 _LEAST_LINES_TO_LEARN: Final = 64
@@ -64,6 +65,9 @@ class Templates:
         self._text.load(block)
         lines = Lines(self._text)
         count = len(lines.ends)
+        if count * _LEAST_LINE_NBYTES > len(block):
+            nothing = np.empty((len(FIGURE_FIELDS), 0), np.int64)
+            return TemplateRows(np.zeros(count, np.bool_), nothing, np.empty(0, np.int32), [], lines.ends)
         if count > self._columns.shape[1]:
             self._columns = np.empty((len(FIGURE_FIELDS), count), np.int64)
             self._some_columns = np.empty_like(self._columns)

@@ -207,6 +207,17 @@ def test_a_template_that_fits_nothing_any_more_is_forgotten() -> None:
     assert len(templates._known) <= 8
 
 
+def test_a_block_of_short_lines_costs_no_memory() -> None:
+    """A megabyte of line ends is not tried: columns for a million lines would take half a gigabyte."""
+    templates = Templates()
+    rows = templates.read(b"\n" * (1 << 20))
+    assert len(rows.taken) == 1 << 20
+    assert not rows.taken.any()
+    assert not rows.is_worth_it
+    assert templates._columns.shape[1] == 0
+    assert fed(b"x\n" * (1 << 18), 1 << 19).reading.skipped == {"foreign": 1 << 18}
+
+
 @pytest.mark.parametrize("digits", range(1, MAX_DIGITS + 1))
 def test_integers_of_every_width(digits: int) -> None:
     """An integer is read at every distance from a word's start, up to the first and the last byte of the text."""
