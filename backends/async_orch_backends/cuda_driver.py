@@ -8,7 +8,7 @@ Errors of work on the device are sticky: they lose the device (`DeviceLost`).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
 from async_orch.exceptions import BackendUnavailable, ConfigurationError
@@ -20,6 +20,8 @@ from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
 __all__ = ["CudaBackend", "Launch", "open_backend"]
+
+SUPPORT: Final = "not run"
 
 _ALIGNMENT_NBYTES = 256
 _PAGE_NBYTES = 4096
@@ -40,7 +42,7 @@ class CudaBackend(DriverBackend):
         info = DeviceInfo(
             backend="cuda",
             device=device.name,
-            support="not run",
+            support=SUPPORT,
             alignment_nbytes=_ALIGNMENT_NBYTES,
             pinned=True,
             alloc_visibility="own",
