@@ -158,7 +158,7 @@ def test_our_own_say_how_far_their_support_goes(
     assert main(["backends", name, "--format", "json"]) == 1
     (entry,) = json.loads(capsys.readouterr().out)
     assert not entry["works"]
-    assert entry["support"] == {"ascend": "tested against a fake", "cuda": "not run", "torch": "not run"}[name]
+    assert entry["support"] == ("not run" if name == "torch" else "tested against a fake")
 
 
 @pytest.mark.usefixtures("entries")
