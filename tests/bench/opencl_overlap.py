@@ -7,7 +7,7 @@ each other without this library: the longer of the two is the bound of any overl
 bound rotate over as many host and device buffers as the pipeline has, as a buffer that is copied again and again stays
 in the cache. Bound and pipeline take turns, and the ratio is the median over the rounds: a shared machine's memory is
 not equally fast for long. Last the latency from a fence to the coroutine that awaits it, beside that of a bare thread
-with ``call_soon_threadsafe``. Needs ``async-orch[pocl]``.
+with ``call_soon_threadsafe``. Needs ``async-orch[pocl]``. On a GPU: ``tests.bench.device_overlap``.
 """
 
 from __future__ import annotations
