@@ -327,6 +327,8 @@ def _objects_in(block: bytes) -> int:
 def read_frames(*sources: Source) -> LogFrames:
     """Read logs into frames: paths, or anything with ``read(size) -> bytes``; gzip and zstd as well as text.
 
+    Fields that no figure and no group depends on (``level``, ``timestamp``, ``step_id``, ``attrs``, ``error``,
+    ``stage``) are not looked at: a record may lack them.
     Raises `OSError` if one cannot be opened or read; what a log holds never raises.
     """
     scanner = Scanner()
