@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from async_orch import Orchestrator, metrics
 from async_orch.abc import Backend
@@ -61,7 +60,7 @@ class Settings:
 class Serving:
     """A server that is open: hand ``app`` to an ASGI server."""
 
-    app: ASGIApp
+    app: Front
     engine: Engine
     orchestrator: Orchestrator[Any, Any]
     observed: Observed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import re
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from examples.serve.errors import ApiError
+from examples.serve.errors import ApiError, stopped
 
 __all__ = ["AccessLog", "Front", "error_response"]
 
@@ -67,6 +69,12 @@ class Front:
         self._app = app
         self._log = log
         self._report = report
+        self._unanswered: set[anyio.CancelScope] = set()
+
+    def end_unanswered(self) -> None:
+        """Requests whose answer has not begun, such as those whose body is still on its way, get 503 now."""
+        for waits in self._unanswered:
+            waits.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,15 +90,25 @@ class Front:
             line["traceparent"] = trace
         started = time.time()
         clock = time.monotonic()
+        waits = anyio.CancelScope()
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 line["status"] = message["status"]
+                self._unanswered.discard(waits)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)
 
         try:
-            await self._app(scope, receive, with_id)
+            self._unanswered.add(waits)
+            with waits:
+                await self._app(scope, receive, with_id)
+            if waits.cancelled_caught:
+                await error_response(stopped())(scope, receive, with_id)
+        except asyncio.CancelledError:  # the event loop ends
+            if "status" not in line:
+                await error_response(stopped())(scope, receive, with_id)
+            raise
         except Exception as exc:  # noqa: BLE001 - the client gets an answer, the operator the cause
             self._report("internal_error", f"{type(exc).__name__}: {exc}")
             line["error"] = type(exc).__name__
@@ -98,6 +116,7 @@ class Front:
                 failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
                 await error_response(failure)(scope, receive, with_id)
         finally:
+            self._unanswered.discard(waits)
             line |= {"status": line.get("status"), "start": round(started, 6), "seconds": time.monotonic() - clock}
             if self._log is not None:
                 self._log(line)
