@@ -20,8 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import importlib.metadata
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -39,6 +41,7 @@ from examples.qwen3.tokenizer import GrowingText, TextCodec
 from examples.serve.app import Settings, serving
 from examples.serve.served_qwen3 import ServedQwen3
 from examples.serve.server import HttpServer, listen
+from tests.bench._kit import machine, versions
 from tests.serve.hash_model import Characters, HashModel, answer, text_of
 from tests.serve.load import Crowd
 
@@ -229,6 +232,13 @@ def faults(row: dict[str, Any]) -> list[str]:
     return found
 
 
+def commit() -> str | None:
+    """What is measured: git's name of it, with "-dirty" if files differ from that; None outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return done.stdout.strip() or None
+
+
 async def quiet(server: Server) -> dict[str, Any]:
     """What the server holds once nothing runs any more; after ten seconds what it holds then."""
     for _ in range(100):
@@ -250,11 +260,13 @@ async def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--warm-up", type=float, default=2.0)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write machine, versions and all figures as JSON")
     parser.add_argument("--step-log", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         await serve(options)
         return
+    load_before = os.getloadavg()
     load = hash_load() if options.model == "hash" else await story_load()
     print(f"{options.model} on {options.backend}, {options.streams} streams, {options.seconds:g} s", flush=True)
     rows = []
@@ -263,6 +275,17 @@ async def main() -> None:
         print(
             "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True
         )
+    if options.out is not None:
+        document = {
+            "command": "python -m tests.bench.serve_load " + shlex.join(sys.argv[1:]),
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions() | {name: importlib.metadata.version(name) for name in ("starlette", "uvicorn")},
+            "load_before": load_before,
+            "load_after": os.getloadavg(),
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     found = [fault for row in rows for fault in faults(row)]
     if found:
         sys.exit("\n".join(found))
