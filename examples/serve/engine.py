@@ -178,7 +178,9 @@ def _attrs(plan: Plan) -> dict[str, Any]:
     """What ties the step's record to the access log and to the clients' traces."""
     generations = [sequence.generation for sequence in plan.sequences]
     attrs: dict[str, Any] = {"requests": [generation.name for generation in generations]}
-    traces = [generation.traceparent for generation in generations if generation.traceparent is not None]
+    traces = [generation.trace for generation in generations if "traceparent" in generation.trace]
     if traces:
-        attrs["traceparent"] = traces
+        attrs["traceparent"] = [trace["traceparent"] for trace in traces]
+        if any("tracestate" in trace for trace in traces):
+            attrs["tracestate"] = [trace.get("tracestate", "") for trace in traces]
     return attrs
