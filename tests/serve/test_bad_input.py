@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from typing import Any
 
@@ -187,15 +186,6 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
     async with running(body_s=0.05) as server:
         status, error = await refused(server, post(GOOD, content_length="500"))
         assert (status, error["code"]) == (408, "request_timeout")
-
-
-async def test_what_is_no_http_ends_that_connection_only() -> None:
-    """A TLS hello or noise gets 400 from the HTTP layer; the server goes on."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    async with running() as server:
-        for request in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n"):
-            assert (await raw(server, request)).startswith(b"HTTP/1.1 400")
-        assert split(await raw(server, post(GOOD)))[0] == 200
 
 
 async def test_a_request_that_takes_too_long_ends() -> None:
