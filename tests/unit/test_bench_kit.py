@@ -24,6 +24,7 @@ from tests.bench._kit import (
     raw,
     single,
 )
+from tests.bench._raw import RawFile
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -132,3 +133,19 @@ def test_the_readme_names_the_published_overhead() -> None:
         r"([0-9.]+) times a bare `asyncio.Queue` pipeline", (DOCS.parent / "README.md").read_text("utf-8")
     )
     assert float(said) == round(value, len(said.partition(".")[2]))
+
+
+def test_a_raw_file_says_where_its_figures_are_from(tmp_path: Path) -> None:
+    """Samples are kept with command, commit, machine and the load before and after; without a path nothing is."""
+    path = tmp_path / "deep" / "figures.json"
+    for given in (path, None):
+        kept = RawFile(given, "python -m something")
+        kept.figures = {"ms": {"a \u00b5": [1.5, 2]}, "none": {}}
+        kept.write()
+    document = json.loads(path.read_text("utf-8"))
+    assert document["figures"] == {"ms": {"a \u00b5": [1.5, 2]}, "none": {}}
+    assert document["command"] == "python -m something"
+    assert document["commit"]
+    assert len(document["load_before"]) == len(document["load_after"]) == 3
+    assert document["machine"]["cores"] >= 1
+    assert [each.name for each in tmp_path.iterdir()] == ["deep"]
