@@ -1,9 +1,14 @@
-"""Copies of an image through the pipeline, beside bare copies that rotate over the very same buffers."""
+"""Copies of an image through the pipeline, beside bare copies that rotate over the very same buffers.
+
+The bare copies come twice: alone, and beside a thread that is as busy in Python as the event loop was in the pipeline.
+On two hardware threads of one core the second is what is there to reach.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 import time
 from typing import NamedTuple
 
@@ -22,11 +27,17 @@ EDGE_SHARE = 0.1
 
 
 class Bandwidth(NamedTuple):
-    """Decimal gigabytes a second, through the pipeline and bare, and their ratio."""
+    """Decimal gigabytes a second, through the pipeline, bare, and bare beside a busy thread.
+
+    ``ratio``: pipeline / bare, ``beside_ratio``: pipeline / beside. ``loop_us``: CPU time of the loop's thread a step.
+    """
 
     pipeline_gb_per_s: float
     bare_gb_per_s: float
     ratio: float
+    beside_gb_per_s: float
+    beside_ratio: float
+    loop_us: float
 
 
 class _Copy(StepProgram[int, int]):
@@ -67,25 +78,59 @@ class _Copy(StepProgram[int, int]):
             np.copyto(images[i % len(images)], staging[i % len(staging)])
         return (time.perf_counter_ns() - start_ns) / copies / 1e9
 
+    def beside_s(self, copies: int, busy_s: float) -> float:
+        """Seconds a copy as `bare_copy_s`, beside a thread that computes `busy_s` in each time that a copy takes."""
+        rest_s = self.bare_copy_s(copies) - busy_s
+        over = threading.Event()
+
+        def compute() -> None:
+            while not over.wait(max(rest_s, 0)):
+                until_s = time.thread_time() + busy_s
+                while time.thread_time() < until_s:
+                    pass
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            return self.bare_copy_s(copies)
+        finally:
+            over.set()
+            thread.join()
+
 
 async def measure_copies(steps: int) -> Bandwidth:
     """On backend ``host``: pipeline and bare copies in turn, `steps` images each in all."""
     program, share = _Copy(), steps // TURNS
     edge = max(round(share * EDGE_SHARE), 1)
-    pipeline_s, bare_s, results = [], [], []
+    pipeline_s, bare_s, beside_s, loop_s, results = [], [], [], [], []
     async with Orchestrator(program, "host", slots=SLOTS) as orch:
         for turn in range(TURNS):
             ends: list[int] = []
+            began_s = time.thread_time()
             async for result in orch.map(range(turn * share, (turn + 1) * share)):
                 ends.append(time.perf_counter_ns())
                 results.append(result)
             pipeline_s.append((ends[-1 - edge] - ends[edge]) / (share - 1 - 2 * edge) / 1e9)
+            loop_s.append((time.thread_time() - began_s) / share)
             bare_s.append(await asyncio.to_thread(program.bare_copy_s, share))
+            beside_s.append(await asyncio.to_thread(program.beside_s, share, loop_s[-1]))
     check_order([result.output for result in results], share * TURNS)
     check_slots(results, SLOTS)
     check_statistics(orch.statistics(), share * TURNS)
     check_intervals("copy", [(r.timings.h2d_start_ns, r.timings.h2d_ns) for r in results], least_ns=1)
     check_intervals("compute", [(r.timings.device_start_ns, r.timings.device_ns) for r in results], least_ns=1)
-    step_s, copy_s = statistics.median(pipeline_s), statistics.median(bare_s)
-    ratio = statistics.median(bare / step for bare, step in zip(bare_s, pipeline_s, strict=True))
-    return Bandwidth(IMAGE_NBYTES / step_s / 1e9, IMAGE_NBYTES / copy_s / 1e9, ratio)
+
+    def gb_per_s(seconds: list[float]) -> float:
+        return IMAGE_NBYTES / statistics.median(seconds) / 1e9
+
+    def ratio(bare: list[float]) -> float:
+        return statistics.median(other / step for other, step in zip(bare, pipeline_s, strict=True))
+
+    return Bandwidth(
+        gb_per_s(pipeline_s),
+        gb_per_s(bare_s),
+        ratio(bare_s),
+        gb_per_s(beside_s),
+        ratio(beside_s),
+        statistics.median(loop_s) * 1e6,
+    )

@@ -22,6 +22,17 @@ def figures(samples: Samples) -> list[Figure]:
     return [
         single(samples, "copies", "bare_gb_per_s", "copies_bare", "bare copies of 5.5 MB on host", unit="GB/s"),
         single(samples, "copies", "ratio", "copies", "copies through the pipeline / bare", unit="x", goal=(">=", 0.95)),
+        single(
+            samples, "copies", "loop_us", "copies_loop", "CPU time of the event loop a step, beside the copy", unit="us"
+        ),
+        single(
+            samples,
+            "copies",
+            "beside_ratio",
+            "copies_beside",
+            "copies through the pipeline / bare beside a thread as busy as the loop",
+            unit="x",
+        ),
     ]
 
 

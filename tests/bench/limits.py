@@ -64,6 +64,11 @@ LIMITS = (
         "copies", "copies", "bare copies over the same buffers", "GB/s",
         lambda one: one["copies"]["bare_gb_per_s"], lambda one: one["copies"]["pipeline_gb_per_s"], rate=True,
     ),
+    Limit(
+        "copies", "copies, with the loop's own work", "the same beside a thread as busy as the loop", "GB/s",
+        lambda one: one["copies"]["beside_gb_per_s"],
+        lambda one: one["copies"]["beside_gb_per_s"] * one["copies"]["beside_ratio"], rate=True,
+    ),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ host and device buffers as the pipeline has. Nothing that copies an image for ea
 a copy loop without a pace is no bound, since it takes more of the memory's bandwidth than steps do.
 
 Last the latency from a fence to the coroutine that awaits it, beside that of a bare thread with
-``call_soon_threadsafe``. Needs ``async-orch[pocl]``.
+``call_soon_threadsafe``. Needs ``async-orch[pocl]``. On a GPU: ``tests.bench.device_overlap``.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from tests.bench._kit import (
     raw,
     single,
 )
+from tests.bench._raw import RawFile
 from tests.bench.limits import limits_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -189,7 +190,7 @@ def test_the_limits_table_is_made_of_the_rounds() -> None:
         "host": [{"wall_us": 70.0}, {"wall_us": 160.0}, {"wall_us": 90.0}],
         "sim": [{"wall_us": 20.0}] * 3,
     }
-    copies = {"copies": [{"pipeline_gb_per_s": 4.0, "bare_gb_per_s": 5.0, "ratio": 0.8}]}
+    copies = {"copies": [{"pipeline_gb_per_s": 4.0, "bare_gb_per_s": 5.0, "beside_gb_per_s": 4.2, "beside_ratio": 0.9}]}
     table = limits_table([{"bench": "threads", "samples": threads}, {"bench": "copies", "samples": copies}])
     assert "| two threads and the loop, wake-ups only | 10.0 us | 90.0 us | 8.00 (7.00 to 9.00) |" in table
     assert "| bare copies over the same buffers | 5.00 GB/s | 4.00 GB/s | 1.250 (1.250 to 1.250) |" in table
@@ -212,3 +213,19 @@ def test_the_readme_names_the_published_overhead() -> None:
     assert float(said) == round(known["to_queue_asyncio"], len(said.partition(".")[2]))
     [said] = re.findall(r"the engine itself takes about ([0-9]+) of them", text)
     assert int(said) == round(known["ours_asyncio"])
+
+
+def test_a_raw_file_says_where_its_figures_are_from(tmp_path: Path) -> None:
+    """Samples are kept with command, commit, machine and the load before and after; without a path nothing is."""
+    path = tmp_path / "deep" / "figures.json"
+    for given in (path, None):
+        kept = RawFile(given, "python -m something")
+        kept.figures = {"ms": {"a \u00b5": [1.5, 2]}, "none": {}}
+        kept.write()
+    document = json.loads(path.read_text("utf-8"))
+    assert document["figures"] == {"ms": {"a \u00b5": [1.5, 2]}, "none": {}}
+    assert document["command"] == "python -m something"
+    assert document["commit"]
+    assert len(document["load_before"]) == len(document["load_after"]) == 3
+    assert document["machine"]["cores"] >= 1
+    assert [each.name for each in tmp_path.iterdir()] == ["deep"]
