@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
@@ -78,9 +78,7 @@ def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str
     changed = [_changed(base, changes) for changes in settings]
     if not changed:
         raise WhatIfError("no setting to predict")
-    # The same steps for every setting, or the rates would differ as the steps do: those behind the longest fill.
-    longest = max(setting.slots + setting.queue_depth for setting in (base, *changed))
-    fill = min(_FILL_FACTOR * longest, len(costs) // 3)
+    fill = _fill((base, *changed), len(costs))
 
     def predict(setting: Setting) -> Prediction:
         return _prediction(setting, simulate(costs, setting, handover_ns=handover, wake_ns=wake), fill)
@@ -102,6 +100,11 @@ def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str
         predictions=predictions,
         recommended=min(good, key=lambda item: _effort(item.setting)),
     )
+
+
+def _fill(settings: Sequence[Setting], steps: int) -> int:
+    """How many first steps no prediction counts: the same for all, or the rates would differ as the steps do."""
+    return min(_FILL_FACTOR * max(setting.slots + setting.queue_depth for setting in settings), steps // 3)
 
 
 def _effort(setting: Setting) -> tuple[float, int, int, int]:

@@ -13,6 +13,7 @@ from async_orch.abc import ByteArray, Stream
 from async_orch.analysis import EstimateError, Setting, StepCost, StepSizes, estimate
 from async_orch.analysis._model import simulate
 from async_orch.analysis._render_estimate import percent
+from async_orch.analysis._whatif import _fill as fill
 from async_orch.analysis._whatif import _prediction as prediction
 from async_orch.cli import main
 
@@ -198,4 +199,4 @@ def test_overlapped_is_never_below_the_bound(step: StepCost, setting: Setting) -
 def test_whatif_is_never_faster_than_the_device() -> None:
     """A prediction from few steps whose queues fill slowly does not beat the time that the device needs for each."""
     step, setting = cost(8, 1, 1, 10), Setting()
-    assert prediction(setting, simulate([step] * 150, setting)).steps_per_s <= 100
+    assert prediction(setting, simulate([step] * 150, setting), fill([setting], 150)).steps_per_s <= 100
