@@ -128,17 +128,21 @@ class GraphBuilder:
         task is then not added.
         """
         task_id = self._pools.n_tasks
-        entry = self._kernels.get(kernel) if isinstance(kernel, str) else None
-        if entry is None:
-            raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}")
-        kernel_id, _, _, arity, outputs = entry
+        try:
+            kernel_id, _, _, arity, outputs = self._kernels[kernel]
+        except (KeyError, TypeError):  # TypeError: not hashable, so no name
+            raise GraphError(f"task {task_id}: {self._table.unknown(kernel)}") from None
         n_args = len(args)
         if n_args != arity >= 0:
             raise GraphError(f"task {task_id} ({kernel}): {n_args} arguments given, the kernel takes {arity}")
         operands: Sequence[Any] = args
         for arg in args:
             if arg.__class__ is not Operand:
-                operands = self._operands.handles(args, f"task {task_id} ({kernel})")
+                known = self._operands.scalars
+                try:
+                    operands = [arg if arg.__class__ is Operand else known[arg.__class__, arg] for arg in args]
+                except (KeyError, TypeError):  # a number that is new in this step, or no number
+                    operands = self._operands.handles(args, f"task {task_id} ({kernel})")
                 break
         if outputs:
             for position in outputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ __all__ = ["TaskPools"]
 
 _TASK_NBYTES = TASK.itemsize
 _INT_NBYTES = ARG.itemsize
+_NOTHING: Final = ()
+"""The default of `after`, which most tasks have. CPython has one empty tuple; another one takes the longer way."""
 
 
 class TaskPools:
@@ -50,21 +52,27 @@ class TaskPools:
     def append(self, kind: int, number: int, name: str, operands: Sequence[Any], after: int | Sequence[int]) -> int:
         """Add a task whose arguments are handles, in order; refuses wrong producers, and what does not fit."""
         task_id = self.n_tasks
-        producers: Sequence[int] = (after,) if isinstance(after, int) else after
         n_args = len(operands)
-        try:
-            n_fanin = len(producers)
-            for producer in producers:
-                if not 0 <= index(producer) < task_id:
-                    raise GraphError(f"task {task_id} ({name}): after={shown(producer)} is not an earlier task's id")
-        except TypeError:
-            refuse_after(f"task {task_id} ({name})", after)
         args = self.args
         fanin = self.fanin
-        arg_start = args.flushed + len(args.tail)
-        fanin_start = fanin.flushed + len(fanin.tail)
+        arg_tail = args.tail
+        arg_start = args.flushed + len(arg_tail)
         arg_end = arg_start + n_args
-        fanin_end = fanin_start + n_fanin
+        fanin_start = fanin_end = fanin.flushed + len(fanin.tail)
+        n_fanin = 0
+        producers: Sequence[int] = _NOTHING
+        if after is not _NOTHING:
+            producers = (after,) if isinstance(after, int) else after
+            try:
+                n_fanin = len(producers)
+                for producer in producers:
+                    if not 0 <= index(producer) < task_id:
+                        raise GraphError(
+                            f"task {task_id} ({name}): after={shown(producer)} is not an earlier task's id"
+                        )
+            except TypeError:
+                refuse_after(f"task {task_id} ({name})", after)
+            fanin_end += n_fanin
         if (
             task_id >= self._max_tasks
             or arg_end > self._max_args
@@ -73,7 +81,7 @@ class TaskPools:
         ):
             self._refuse(1, n_args, n_fanin)
         self.tasks.tail += (kind, number, fanin_start, n_fanin, arg_start, n_args)
-        args.tail += operands
+        arg_tail += operands
         if n_fanin:
             fanin.tail += producers
         self.n_tasks = task_id + 1

@@ -279,7 +279,10 @@ class ProcessGroup:
 
     def _refused(self, worker: Worker, message: Refused) -> None:
         cause = revive(message.failure, worker.pid)
-        what = f"program {message.program!r} cannot be made in a worker process: {type(cause).__name__}: {cause}"
+        kind = self._programs.types[self._programs.names.index(message.program)]
+        what = (
+            f"program {message.program!r} ({kind}) cannot be made in a worker process: {type(cause).__name__}: {cause}"
+        )
         worker.fault = " because it could not make its programs"
         self._cannot_be_had(what, cause)
         self.end(worker)

@@ -21,15 +21,22 @@ PLATFORM = sys.platform
 
 def portable_programs(programs: Mapping[str, StepProgram[Any, Any]]) -> Hello:
     """The programs as worker processes get them. Raises `ConfigurationError` with what to change."""
-    if PLATFORM != "linux" or not hasattr(os, "memfd_create"):
+    if PLATFORM == "linux" and not hasattr(os, "memfd_create"):
+        raise ConfigurationError(
+            "build_in='process' needs os.memfd_create (memory that has no name and is inherited), which this Python "
+            "was built without: it takes Linux 3.17 and glibc 2.27 or newer where Python is built; use another build "
+            "of Python, or build_in='thread'"
+        )
+    if PLATFORM != "linux":
         raise ConfigurationError(
             f"build_in='process' needs Linux (memory that has no name and is inherited), this is {PLATFORM}; use "
             "build_in='thread'"
         )
     main = main_module()
-    pickles = []
+    pickles, types = [], []
     for name, program in programs.items():
-        what = f"program {name!r} ({type(unwrap(program)).__qualname__}) cannot be made in a worker process"
+        types.append(type(unwrap(program)).__qualname__)
+        what = f"program {name!r} ({types[-1]}) cannot be made in a worker process"
         if isinstance(program, EngineAdapter):
             raise ConfigurationError(
                 f"{what}: prepare() of an EngineProgram fills the engine's own memory, which lies in this process; use "
@@ -45,4 +52,4 @@ def portable_programs(programs: Mapping[str, StepProgram[Any, Any]]) -> Hello:
         if b"_main__" in pickled and main.refusal is not None:
             raise ConfigurationError(f"{what}: {main.refusal}")
         pickles.append(pickled)
-    return Hello(list(programs), pickles, main, [os.fsencode(argument) for argument in sys.argv])
+    return Hello(list(programs), types, pickles, main, [os.fsencode(argument) for argument in sys.argv])

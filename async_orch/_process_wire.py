@@ -41,9 +41,10 @@ class MainModule(Message, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True, array_like=True, tag=True):
-    """To a new worker: its programs, pickled."""
+    """To a new worker: its programs, pickled; ``types`` are the names of their classes."""
 
     names: list[str]
+    types: list[str]
     programs: list[bytes]
     main: MainModule
     argv: list[bytes]

@@ -88,9 +88,17 @@ class _Unpickler(CallersUnpickler):
         self._main = main
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module in ("__main__", IMPORTED_NAME):
-            self._main.import_once()
-        return super().find_class(module, name)
+        if module not in ("__main__", IMPORTED_NAME):
+            return super().find_class(module, name)
+        self._main.import_once()
+        try:
+            return super().find_class(module, name)
+        except AttributeError as exc:
+            raise ConfigurationError(
+                f"{name} of the script that runs as __main__ is not there when a worker process imports it, which "
+                f"does not run what stands behind 'if __name__ == \"__main__\":'; define {name} before that line, on "
+                "the top level, or in a module"
+            ) from exc
 
 
 class Builder:

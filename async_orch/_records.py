@@ -1,7 +1,7 @@
 """From settled steps to records: made and written on one thread, off the event loop.
 
-The loop's part is one append. The writer thread makes the record, encodes it in C and writes whole lines; every
-few records it lets go of the GIL, so that rendering never holds up the loop.
+The loop's part is one append. The writer thread makes the record, encodes it in C and writes whole lines; it offers
+the GIL by time, so that rendering never holds up the loop.
 """
 
 from __future__ import annotations
@@ -20,13 +20,26 @@ from async_orch._events import emit
 from async_orch._record import RecordMaker
 from async_orch._step import Step
 
-__all__ = ["RecordTarget", "RecordWriter", "RecordsLost"]
+__all__ = ["RecordTarget", "RecordWriter", "RecordsLost", "Turns"]
 
 BUFFER_RECORDS = 16_384
 """Records that may wait for the writer (about 25 MB); further ones are dropped and counted."""
 
+ANCHOR_PERIOD_S = 60.0
+"""How often the two clocks are paired anew."""
+
 CHUNK_RECORDS = 32
-"""Records rendered between two offers of the GIL: at about 4 us each under 200 us."""
+"""Records encoded and written together. Encoding is one call, without an offer of the GIL: 2 to 3 us a record."""
+
+HOLD_NS = 160_000
+"""For how much CPU time the writer keeps the GIL before it offers it to others; with what is under way then, below the
+promised 200 us. Not more often: an offer is a sleep of 0, which takes 50 to 100 us under CPython 3.11."""
+
+LOOK_RECORDS = 4
+"""Records made between two looks at the clock: at 4 to 8 us each 32 us at most; a look at CPU time costs 0.7 us."""
+
+GUESS_NS = 4_000
+"""What a target is expected to take for a record until it has been measured."""
 
 BEHIND_RECORDS = 1_024
 """More than that waiting: `RecordWriter.behind`. At 2,000 steps/s there are never more than about 40."""
@@ -45,9 +58,13 @@ LINGER_S = 0.02
 
 
 class RecordTarget(Protocol):
-    """Where records go; called on the writer's thread only. ``name`` says in a warning which one failed."""
+    """Where records go; called on the writer's thread only. ``name`` says in a warning which one failed.
+
+    ``lets_go``: whether `write` ends with a system call, which lets go of the GIL.
+    """
 
     name: str
+    lets_go: bool
 
     def write(self, records: Sequence[logs.StepRecord]) -> None:
         """Take some records; `RecordsLost` or another exception for what it could not take."""
@@ -67,11 +84,39 @@ class RecordsLost(Exception):
         self.count = count
 
 
+class Turns:
+    """Offers the GIL to other threads; for the writer's thread.
+
+    Goes by CPU time: what the thread spends waiting, for the GIL or in a system call, holds nobody up.
+    """
+
+    __slots__ = ("_let_go_ns", "offers")
+
+    def __init__(self) -> None:
+        self.offers = 0
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The thread has just let go of the GIL, here or elsewhere."""
+        self._let_go_ns = time.thread_time_ns()
+
+    def look(self, ahead_ns: int = 0) -> None:
+        """Offer the GIL if it will have been kept for `HOLD_NS` after ``ahead_ns`` more."""
+        if time.thread_time_ns() - self._let_go_ns + ahead_ns >= HOLD_NS:
+            self.offer()
+
+    def offer(self) -> None:
+        """Let another thread have the GIL that waits for it."""
+        time.sleep(0)
+        self.offers += 1
+        self.let_go()
+
+
 class RecordWriter:
     """The writer thread and its bounded buffer.
 
     A loop that never waits for anything starves the thread: the GIL changes hands every 5 ms, and by then some hundred
-    steps have ended for the 32 records written. So whoever gives the loop a turn looks at `behind` first, and
+    steps have ended for the few records made. So whoever gives the loop a turn looks at `behind` first, and
     waits with `catch_up` instead: nothing is lost then. A disk that hangs holds nobody up for long; the buffer fills,
     and what does not fit is dropped and counted.
     """
@@ -88,6 +133,7 @@ class RecordWriter:
         self._in_hand = 0
         self._maker = maker
         self._targets = list(targets)
+        self._cost_ns = dict.fromkeys(self._targets, GUESS_NS)  # CPU time of a record
         self._warned: set[RecordTarget] = set()
         self._loop = loop
         self._anchor = anchor
@@ -202,14 +248,27 @@ class RecordWriter:
         self._settle([self._flushes.popleft() for _ in range(len(self._flushes))])
 
     def _write_buffer(self) -> None:
-        buffer = self._buffer
+        buffer, maker, turns = self._buffer, self._maker, Turns()
         while buffer:
-            records = [self._maker(buffer.popleft()) for _ in range(min(CHUNK_RECORDS, len(buffer)))]
-            self._in_hand = len(records)
+            steps = [buffer.popleft() for _ in range(min(CHUNK_RECORDS, len(buffer)))]
+            self._in_hand = len(steps)
+            offers = turns.offers
+            records: list[logs.StepRecord] = []
+            for step in steps:
+                records.append(maker(step))
+                if len(records) % LOOK_RECORDS == 0:
+                    turns.look()
             for target in self._targets:
+                # Encoding is one call: what it will take is what it took for the chunk before.
+                turns.look(self._cost_ns[target] * len(records))
+                start_ns = time.thread_time_ns()
                 self._lost += self._guard(target, target.write, records, lost=len(records))
+                self._cost_ns[target] = (time.thread_time_ns() - start_ns) // len(records)
+                if target.lets_go:
+                    turns.let_go()
+            if turns.offers == offers:
+                turns.offer()  # also where chunks take no time: a system call is too short for a thread to wake up in
             self._in_hand = 0
-            time.sleep(0)
         self._settle([self._catching_up.popleft() for _ in range(len(self._catching_up))])
 
     def _write_event(self, event: dict[str, Any]) -> None:
@@ -245,6 +304,3 @@ class RecordWriter:
         # A loop that is closed has nobody who could be waiting.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(tell)
-
-
-ANCHOR_PERIOD_S = 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from async_orch.exceptions import BackendUnavailable, OrchError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["available_backends", "one_line", "open_backend"]
+__all__ = ["available_backends", "claimed_support", "one_line", "open_backend"]
 
 GROUP = "async_orch.backends"
 
@@ -79,6 +80,23 @@ def open_backend(name: str, **options: Any) -> Backend:
         given = type(backend).__name__
         raise BackendUnavailable(f"backend {kind!r}: its opener {points[0].value} gave {given}, not a Backend")
     return backend
+
+
+def claimed_support(name: str) -> str | None:
+    """How far the claim of support for a backend goes, without opening it; None where nothing is said.
+
+    It is the text ``SUPPORT`` of the module that has the backend's opener, in the words of `DeviceInfo.support`.
+    """
+    points = _found().get(name.partition(":")[0], [])
+    if len(points) != 1:
+        return None
+    try:
+        said = getattr(sys.modules.get(points[0].load().__module__), "SUPPORT", None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - foreign code, which `open_backend` has told about already
+        return None
+    return said if isinstance(said, str) else None
 
 
 def one_line(exc: BaseException) -> str:

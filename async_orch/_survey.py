@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from async_orch._registry import available_backends, one_line, open_backend
+from async_orch._registry import available_backends, claimed_support, one_line, open_backend
 from async_orch.abc import Backend
 
 __all__ = ["survey"]
@@ -21,7 +21,8 @@ def survey(names: Sequence[str] = (), *, nbytes: int | None = None) -> list[dict
 
     Each entry has all keys; what is unknown is None. With ``nbytes`` an allocation of that size with its first use
     (``alloc_ns``) and a copy from host memory (``copy_ns``, ``copy_bytes_per_s``) are measured: medians of 5. A backend
-    that fails in any way is an entry with ``works`` False and a one-line ``why_not``; it never stops the others.
+    that fails in any way is an entry with ``works`` False, a one-line ``why_not``, and in ``support`` what its module
+    claims; it never stops the others.
     """
     return [_entry(name, nbytes) for name in (names or available_backends())]
 
@@ -57,6 +58,7 @@ def _entry(name: str, nbytes: int | None) -> dict[str, Any]:
         raise
     except BaseException as exc:  # noqa: BLE001 - a third party's backend may raise anything, SystemExit too; others show
         entry["why_not"] = one_line(exc)
+        entry["support"] = entry["support"] or claimed_support(name)
     else:
         entry["works"] = True
     return entry

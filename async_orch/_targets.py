@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import inspect
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from async_orch._records import RecordsLost, RecordTarget
+from async_orch._records import RecordsLost, RecordTarget, Turns
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import StepRecord, encode_lines
 
 __all__ = ["targets_for"]
-
-HOLD_NS = 100_000
-"""How long observers may keep the GIL before the writer offers it to others."""
 
 
 class FileTarget:
@@ -27,6 +23,8 @@ class FileTarget:
     After a failed write (a full disk, a closed pipe) the writer warns once, counts what did not get out, and goes on
     trying.
     """
+
+    lets_go = True
 
     def __init__(self, path: Path) -> None:
         try:
@@ -72,6 +70,7 @@ class LoggerTarget:
     """Each record as one event of a structlog logger, whose processors run on the writer's thread."""
 
     name = "structlog logger"
+    lets_go = False
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
@@ -95,6 +94,8 @@ class LoggerTarget:
 class CallableTarget:
     """Each record given to a function of the caller."""
 
+    lets_go = False
+
     def __init__(self, function: Callable[[StepRecord], object]) -> None:
         self._function = function
         self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
@@ -112,16 +113,13 @@ class CallableTarget:
 def _each(take: Callable[[StepRecord], object], records: Sequence[StepRecord]) -> None:
     """Give ``take`` every record, also after it raised for one. Raises `RecordsLost` at the end if it did."""
     failed, last = 0, None
-    let_go_at_ns = time.monotonic_ns() + HOLD_NS
+    turns = Turns()
     for record in records:
         try:
             take(record)
         except BaseException as exc:  # noqa: BLE001 - counted and reported by the writer
             failed, last = failed + 1, exc
-        if time.monotonic_ns() > let_go_at_ns:
-            # It may take a while, and its neighbour on the loop should not wait for all of them.
-            time.sleep(0)
-            let_go_at_ns = time.monotonic_ns() + HOLD_NS
+        turns.look()
     if last is not None:
         raise RecordsLost(failed) from last
 

@@ -65,6 +65,8 @@ class DeviceInfo:
         Size of device memory, None where unknown.
     driver:
         Name and version of the driver, empty where there is none.
+    assumed:
+        Figures of a simulated device that no source backs, each with its value, as ``"kernel_ns 36.8 ms"``.
     """
 
     backend: str
@@ -76,6 +78,7 @@ class DeviceInfo:
     device_clock: DeviceClock = "none"
     memory_nbytes: int | None = None
     driver: str = ""
+    assumed: tuple[str, ...] = ()
 
 
 class Buffer(ABC):

@@ -38,7 +38,7 @@ from examples.qwen3.figures import ModeRun
 from examples.qwen3.options import Options, parse_options
 from examples.qwen3.output import OutputError, ReaderGone, complain, writing_output
 from examples.qwen3.program import Qwen3Decode
-from examples.qwen3.report import IDLE_SHARE, json_object, support, table
+from examples.qwen3.report import IDLE_SHARE, assumptions, json_object, support, table
 from examples.qwen3.schedule import Schedule
 from examples.qwen3.show import Display
 from examples.qwen3.steplog import start_log
@@ -126,21 +126,23 @@ def _run(options: Options, output: IO[str], check_output: Callable[[], None]) ->
     backend = open_backend(options.backend)
     try:
         runs = _decode_all(options, backend, console, check_output)
-        words = support(backend.info)
+        words, assumed = support(backend.info), assumptions(backend.info)
     finally:
         backend.close()
     dropped = sum(run.records_dropped for run in runs)
     if console is None:
         print(json.dumps(json_object(runs, words)), file=output)
     else:
-        _show(options, console, runs, words)
+        _show(options, console, runs, words, assumed)
     if dropped:
         raise LogError(f"{counted(dropped, 'step record')} could not be written to {options.log}: is the disk full?")
 
 
-def _show(options: Options, console: Console, runs: list[ModeRun], words: str) -> None:
+def _show(options: Options, console: Console, runs: list[ModeRun], words: str, assumed: str) -> None:
     work = f"{counted(len(options.prompts), 'prompt')} x {counted(options.tokens, 'token')}"
     console.print(f"{visible(options.backend)}: {words}; {work}, --memory {options.memory_name}", soft_wrap=True)
+    if assumed:
+        console.print(assumed, soft_wrap=True)
     console.print(table(runs))
     console.print(IDLE_SHARE, soft_wrap=True)
     console.print(f"step log: {visible(str(options.log))}", soft_wrap=True)

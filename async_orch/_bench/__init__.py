@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from async_orch._bench._checks import CheckFailed
 from async_orch._bench._copies import Bandwidth, measure_copies
-from async_orch._bench._figures import FIGURES, Figure, measure_all
+from async_orch._bench._figures import FIGURES, Measured, measure_all
 from async_orch._bench._overhead import Cost, engine_cost, queue_cost
 from async_orch._bench._overlap import Overlapped, Shape, measure_feed, measure_overlap
 from async_orch._bench._wakeups import threaded_cost, wakeup_cost
@@ -18,7 +18,7 @@ __all__ = [
     "Bandwidth",
     "CheckFailed",
     "Cost",
-    "Figure",
+    "Measured",
     "Overlapped",
     "Shape",
     "engine_cost",

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_orch import Statistics, StepResult
 
-__all__ = ["CheckFailed", "check_intervals", "check_order", "check_slots", "check_statistics"]
+__all__ = ["CheckFailed", "SlotsSeen", "check_intervals", "check_order", "check_slots", "check_statistics"]
 
 
 class CheckFailed(Exception):
@@ -28,18 +28,31 @@ def check_statistics(statistics: Statistics, steps: int) -> None:
         raise CheckFailed(f"submitted, completed, allocated, still leased: {found}, should be {(steps, steps, 0, 0)}")
 
 
+class SlotsSeen:
+    """The same as `check_slots`, result by result, where a run is too long to keep them all."""
+
+    def __init__(self) -> None:
+        self._next_generation: Counter[int] = Counter()
+
+    def see(self, result: StepResult[Any]) -> None:
+        """Raises `CheckFailed` where the result's slot does not have its next generation."""
+        due = self._next_generation[result.slot]
+        if result.generation != due:
+            raise CheckFailed(f"slot {result.slot} was leased with generation {result.generation}, should be {due}")
+        self._next_generation[result.slot] = due + 1
+
+    def end(self, slots: int) -> None:
+        """Raises `CheckFailed` unless all of so many slots took part."""
+        if len(self._next_generation) != slots:
+            raise CheckFailed(f"{len(self._next_generation)} of {slots} slots took part")
+
+
 def check_slots(results: Iterable[StepResult[Any]], slots: int) -> None:
     """All slots took part, and each lease of one had the next generation."""
-    next_generation: Counter[int] = Counter()
+    seen = SlotsSeen()
     for result in results:
-        if result.generation != next_generation[result.slot]:
-            raise CheckFailed(
-                f"slot {result.slot} was leased with generation {result.generation}, "
-                f"should be {next_generation[result.slot]}"
-            )
-        next_generation[result.slot] += 1
-    if len(next_generation) != slots:
-        raise CheckFailed(f"{len(next_generation)} of {slots} slots took part")
+        seen.see(result)
+    seen.end(slots)
 
 
 def check_intervals(

@@ -118,6 +118,7 @@ async def measure_copies(steps: int) -> Bandwidth:
     check_slots(results, SLOTS)
     check_statistics(orch.statistics(), share * TURNS)
     check_intervals("copy", [(r.timings.h2d_start_ns, r.timings.h2d_ns) for r in results], least_ns=1)
+    check_intervals("compute", [(r.timings.device_start_ns, r.timings.device_ns) for r in results], least_ns=1)
 
     def gb_per_s(seconds: list[float]) -> float:
         return IMAGE_NBYTES / statistics.median(seconds) / 1e9

@@ -18,11 +18,11 @@ from async_orch._bench._overhead import NoOp, engine_cost, queue_cost
 from async_orch._bench._overlap import Shape, measure_feed, measure_overlap
 from async_orch._bench._wakeups import threaded_cost, wakeup_cost
 
-__all__ = ["FIGURES", "Figure", "measure_all"]
+__all__ = ["FIGURES", "Measured", "measure_all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Measured:
     """A measured figure: the median of the rounds with the least and the most of them, and what it is held against.
 
     ``beside`` is the other side of a ratio, in words with its own figure. ``value`` is None if the check of a round
@@ -116,7 +116,7 @@ FIGURES: Final = (
 """What is measured, in order."""
 
 
-def measure_all(rounds: int = 3, size: float = 1.0) -> Iterator[Figure]:
+def measure_all(rounds: int = 3, size: float = 1.0) -> Iterator[Measured]:
     """Measure the figures one after the other, each in `rounds` rounds; `size` scales the number of steps.
 
     A figure of which a round fails its check comes without a value. About three seconds a round at size 1.
@@ -133,11 +133,11 @@ def measure_all(rounds: int = 3, size: float = 1.0) -> Iterator[Figure]:
         yield _figure(recipe, found, why_not)
 
 
-def _figure(recipe: _Recipe, found: list[_Round], why_not: str | None) -> Figure:
+def _figure(recipe: _Recipe, found: list[_Round], why_not: str | None) -> Measured:
     if why_not is not None:
-        return Figure(recipe.name, recipe.title, None, None, None, recipe.unit, "", why_not)
+        return Measured(recipe.name, recipe.title, None, None, None, recipe.unit, "", why_not)
     values = sorted(item.value for item in found)
     middle = min(found, key=lambda item: abs(item.value - statistics.median(values)))
-    return Figure(
+    return Measured(
         recipe.name, recipe.title, statistics.median(values), values[0], values[-1], recipe.unit, middle.beside
     )

@@ -13,7 +13,7 @@ from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch._bench._checks import CheckFailed, check_order, check_slots, check_statistics
 from async_orch.abc import ByteArray, Stream
 
-__all__ = ["DEPTH", "STAGES", "Cost", "NoOp", "engine_cost", "queue_cost", "queue_pipeline", "timed"]
+__all__ = ["DEPTH", "STAGES", "Cost", "NoOp", "engine_cost", "queue_cost", "queue_pipeline", "timed", "verify"]
 
 STAGES = 4
 DEPTH = 2
@@ -103,7 +103,7 @@ async def queue_cost(steps: int) -> Cost:
 
 async def engine_cost(steps: int, *, backend: str = "sim:instant", log: Path | None = None, slots: int = 3) -> Cost:
     """The cost of a step here. With `log`, until the last record is in the file, and without one dropped."""
-    await _verify(backend, slots)
+    await verify(backend, slots)
     async with Orchestrator(NoOp(), backend, slots=slots, step_log=log) as orch:
         async for _ in orch.map(range(WARM_UP)):
             pass
@@ -127,7 +127,7 @@ async def engine_cost(steps: int, *, backend: str = "sim:instant", log: Path | N
     return cost
 
 
-async def _verify(backend: str, slots: int) -> None:
+async def verify(backend: str, slots: int) -> None:
     """Not timed: the same engine with data in it."""
     async with Orchestrator(_Echo(), backend, slots=slots) as orch:
         results = [result async for result in orch.map(range(WARM_UP))]

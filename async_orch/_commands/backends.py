@@ -11,7 +11,8 @@ __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = (
     "Opens each installed backend, or the ones named, and shows its device, memory and support, and how long an "
-    "allocation, its first use and a copy take here. A backend that cannot be opened says what it needs."
+    "allocation, its first use and a copy take here. A backend that cannot be opened says what it needs, with how far "
+    "its support goes behind its name."
 )
 EPILOG = (
     "alloc is a device allocation with its first use (touch), copy one from host memory, each the median of 5. Exit "
@@ -80,8 +81,13 @@ def _table(found: list[dict[str, Any]]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(rows) == 1:
         lines = ["no backend works here"]
-    broken = [f"{entry['backend']}: {entry['why_not']}" for entry in found if not entry["works"]]
+    broken = [_broken(entry) for entry in found if not entry["works"]]
     return "\n".join([*lines, *([""] if broken else []), *broken]) + "\n"
+
+
+def _broken(entry: dict[str, Any]) -> str:
+    support = f" ({entry['support']})" if entry["support"] else ""
+    return f"{entry['backend']}{support}: {entry['why_not']}"
 
 
 def _harmless(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from async_orch._commands._shared import write
 
 if TYPE_CHECKING:
-    from async_orch._bench import Figure
+    from async_orch._bench import Measured
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     machine = _machine()
     if not options.json:
         write(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}\n\n")
-    figures: list[Figure] = []
+    figures: list[Measured] = []
     for figure in measure_all(options.rounds, 0.1 if options.quick else 1.0):
         figures.append(figure)
         if not options.json:
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(figure.value is None for figure in figures) else 0
 
 
-def _line(figure: Figure) -> str:
+def _line(figure: Measured) -> str:
     if figure.value is None:
         return f"{figure.title:56} not shown: {figure.why_not}\n"
     value, least, most = (_number(item) for item in (figure.value, figure.least, figure.most))

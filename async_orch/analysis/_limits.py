@@ -56,7 +56,8 @@ class Finding:
         if self.measured is None:
             return f"unknown: {limit}: {self.limit.measure} is not in the log{where}"
         word = "kept" if self.held else "violated"
-        return f"{word}: {limit}: {self.limit.measure} is {self.measured:.10g}{where}"
+        unit = " ms" if self.limit.scale == _MS else ""
+        return f"{word}: {limit}: {self.limit.measure} is {self.measured:.10g}{unit}{where}"
 
 
 _MS: Final = 1e-6

@@ -23,7 +23,7 @@ def as_table(comparison: Comparison, a: str, b: str) -> str:
     lines = [f"A: {a}", f"B: {b}"]
     for group in comparison.groups:
         names = [shown(name) for name in (group.mode, group.program) if name is not None]
-        lines += ["", f"{' '.join([*names, group.name])}: {group.steps_a} steps in A, {group.steps_b} in B"]
+        lines += ["", f"{' '.join([*names, group.name])}: {_steps(group.steps_a)} in A, {group.steps_b} in B"]
         if not group.changes:
             lines.append("  nothing to compare")
             continue
@@ -45,3 +45,7 @@ def _row(change: Change) -> list[str]:
         interval,
         change.word,
     ]
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"

@@ -105,7 +105,7 @@ def _bound(found: Estimate) -> list[str]:
             lines.append(
                 "With the build off the event loop (--build-workers 1): "
                 f"{duration(round(moved.overlapped_ns))} a step, {percent(moved.saved_share)} saved, if it does not "
-                "hold the GIL."
+                'hold the GIL; a build that is Python code does, and needs build_in="process" for it.'
             )
     return lines
 

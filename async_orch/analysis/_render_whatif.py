@@ -11,6 +11,7 @@ from async_orch.analysis._whatif import Prediction, WhatIf
 __all__ = ["as_json", "as_table"]
 
 _STARVED_SHARE = 0.1
+_NOTEWORTHY = 1.01
 
 
 def as_json(found: WhatIf) -> str:
@@ -45,6 +46,8 @@ def as_table(found: WhatIf, name: str) -> str:
             f"({share(best.critical_busy_share)} busy)"
         ),
     ]
+    if all(item.steps_per_s <= found.as_run.steps_per_s * _NOTEWORTHY for item in found.predictions):
+        lines.append("none of these settings is 1 % faster than the run as it was")
     return "\n".join(lines) + "\n"
 
 

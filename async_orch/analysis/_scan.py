@@ -32,8 +32,6 @@ __all__ = ["Scanner", "read_frames"]
 _CHUNK_NBYTES: Final = 1 << 20
 # Some 60 lines: what was decoded from them is still in the cache when the columns are made.
 _DECODED_NBYTES: Final = 1 << 16
-_LEAST_NBYTES: Final = 1 << 18  # a smaller block is decoded before numpy is done with it
-_LINE_END: Final = ord("\n")
 _MAX_ANCHORS: Final = 1 << 20
 
 _decoder: Final = msgspec.json.Decoder(Figures)
@@ -206,10 +204,10 @@ class Scanner:
             self._at_start = False
         elif self._at_start or open_end:
             self._take_lines(block, open_end=open_end)
-        elif len(block) >= _LEAST_NBYTES and (rows := self._templates.read(block)).is_worth_it:
-            self._take_rows(block, rows)
-        else:
+        elif (rows := self._templates.try_block(block)) is None:
             self._decode(block)
+        else:
+            self._take_rows(block, rows)
 
     def _take_rows(self, block: bytes, rows: TemplateRows) -> None:
         """Take the lines that were read by templates, and what stands between them by decoding it."""
@@ -241,17 +239,17 @@ class Scanner:
 
     def _take_whole(self, block: bytes) -> bool:
         """Take a block that holds nothing but a step record on each line; False if it is not one."""
+        count = _objects_in(block)
+        if not count:
+            return False
         try:
             records = _decode_block(block)
         except DECODE_ERRORS:
             return False
-        # numpy counts bytes ten times as fast as `bytes.count`.
-        if len(records) != np.count_nonzero(np.frombuffer(block, np.uint8) == _LINE_END):
+        if len(records) != count:
             return False
         self._pieces.lines += len(records)
-        self._pieces.counts[StepRecord] += len(records)
-        self._flush()
-        self._steps.extend(records)
+        self._extend(records)
         return True
 
     def _take_lines(self, block: bytes, *, open_end: bool) -> None:
@@ -274,12 +272,21 @@ class Scanner:
                 except DECODE_ERRORS:
                     pass
                 else:
+                    self._flush()
                     good.append(record)
                     continue
             for piece in pieces.read_line(line, open_end=open_end):
+                if good and isinstance(piece, StepRecord):
+                    self._extend(good)
+                    good = []
                 self._add(piece)
-        pieces.counts[StepRecord] += len(good)
-        self._steps.extend(good)
+        self._extend(good)
+
+    def _extend(self, records: list[Any]) -> None:
+        """Add figures in the order of the log: behind the records that were added one by one."""
+        self._pieces.counts[StepRecord] += len(records)
+        self._flush()
+        self._steps.extend(records)
 
     def _add(self, record: Record) -> None:
         match record:
@@ -298,13 +305,30 @@ class Scanner:
                     self._anchors.append(record)
 
     def _flush(self) -> None:
-        self._steps.extend(self._single)
-        self._single.clear()
+        if self._single:
+            self._steps.extend(self._single)
+            self._single.clear()
+
+
+def _objects_in(block: bytes) -> int:
+    """The number of lines if each begins with a brace and ends with one, else 0.
+
+    Within a JSON value no closing brace is followed by an opening one. So no value goes on across such a line end, and
+    a block that decodes into as many values as it has lines has one on each; else what is read of a line would depend
+    on its neighbours.
+    """
+    codes = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(codes == ord("\n"))
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
+    good = np.all(codes[starts] == ord("{")) and np.all(codes[ends - 1] == ord("}"))
+    return len(ends) if good else 0
 
 
 def read_frames(*sources: Source) -> LogFrames:
     """Read logs into frames: paths, or anything with ``read(size) -> bytes``; gzip and zstd as well as text.
 
+    Fields that no figure and no group depends on (``level``, ``timestamp``, ``step_id``, ``attrs``, ``error``,
+    ``stage``) are not looked at: a record may lack them.
     Raises `OSError` if one cannot be opened or read; what a log holds never raises.
     """
     scanner = Scanner()

@@ -10,7 +10,6 @@ difference to what is read, only to how fast: passes of numpy over many lines in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,16 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, SIGNED_FIGURES, Figures
-from async_orch.analysis._words import MAX_STRING_NBYTES, Mask, Text, Texts
+from async_orch.analysis._words import MAX_STRING_NBYTES, Places, Text, Texts
 
 __all__ = ["Lines", "Template"]
 
 _MAX_LINE_NBYTES: Final = 1 << 14
+_HEAD_NBYTES: Final = 256
 _SAME_FIELDS: Final = frozenset({*KIND_FIELDS, "level"})  # the level goes with the event
 _SIGNED_COLUMNS: Final = [FIGURE_FIELDS.index(name) for name in SIGNED_FIGURES]
 _COMMA, _LINE_END = b",\n"
 
-_TOKEN: Final = re.compile(rb'"(?P<string>[^"]*)"(?P<key>:)?|(?P<integer>-?\d+)(?=[,\]}])|[{\[]|[}\]]|-?\d[^,\]}]*')
+_TOKEN: Final = re.compile(
+    rb'"(?P<string>[^"]*)"(?P<key>\s*:)?|(?P<integer>-?\d+)(?=\s*[,\]}])|[{\[]|[}\]]|-?\d[^,\]}\s]*'
+)
 _DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode: Final = msgspec.json.Decoder(Figures).decode
 
@@ -80,7 +82,11 @@ class Template:
         edges = [0, *(edge for part in differing for edge in (part.start, part.end)), len(line)]
         texts = [line[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         self._lengths = np.array([[len(text)] for text in texts], np.int64)
-        self._texts = Texts(texts)
+        # Most lines of another kind differ in the first words: they need not be compared to their ends.
+        head = next((number for number in range(1, len(texts)) if edges[2 * number] >= _HEAD_NBYTES), len(texts))
+        bounds = [(0, head), (head, len(texts))] if head < len(texts) else [(0, head)]
+        self._parts = [(slice(*some), Texts(texts[slice(*some)])) for some in bounds]
+        self._whole = [(slice(0, len(texts)), Texts(texts))]
 
     @classmethod
     def of(cls, line: bytes) -> Template | None:
@@ -92,23 +98,46 @@ class Template:
             sample = _decode(line)
         except _DECODE_ERRORS:
             return None
-        return cls(sample, line, list(_differing(line)))
+        differing = _differing(line)
+        template = None if differing is None else cls(sample, line, differing)
+        return template if template is not None and template._reads_itself(line) else None
 
-    def read(self, lines: Lines, chosen: npt.NDArray[np.intp], columns: npt.NDArray[np.int64]) -> Mask:
-        """Whether each of the `chosen` lines has this form; if so, its figures are in the first of `columns`.
+    def _reads_itself(self, line: bytes) -> bool:
+        """Whether the figures read from its own line are the decoder's: if not, its form is not understood."""
+        text = Text()
+        text.load(line)
+        columns = np.empty((len(FIGURE_FIELDS), 1), np.int64)
+        figures = [getattr(self.sample, name) for name in FIGURE_FIELDS]
+        expected = [MISSING if figure is None else figure for figure in figures]
+        return (
+            len(self.read(Lines(text), np.zeros(1, np.intp), columns, all_expected=True)) == 1
+            and columns[:, 0].tolist() == expected
+        )
+
+    def read(
+        self,
+        lines: Lines,
+        chosen: npt.NDArray[np.intp],
+        columns: npt.NDArray[np.int64],
+        *,
+        all_expected: bool,
+    ) -> npt.NDArray[np.intp]:
+        """Those of the `chosen` lines that have this form; their figures are then the first of `columns`.
+
+        `all_expected` is faster where all of them have it, and slower where many have not.
 
         What has this form starts where the line does, has no line end inside and one at its end: it is the whole line.
         """
-        text, starts = lines.text, lines.starts[chosen]
-        ends = lines.marks.take(lines.first_marks[chosen] + self._marks, mode="clip")
-        ends -= self._to_marks
-        # Each text begins where something that differs ended, and that begins where the text before it ends.
-        texts = np.concatenate((starts[None], ends))
-        starts = texts[:-1] + self._lengths[:-1]
-        fits = text.equals(texts, self._texts)
-        if not fits.any():
-            return fits
-        fits &= np.all(text.plain_strings(starts[self._strings], ends[self._strings]), axis=0)
+        text = lines.text
+        for some, texts in self._whole if all_expected else self._parts:
+            # Each text begins where something that differs ended, and that begins where the text before it ends.
+            places = self._text_places(lines, chosen, some.stop)
+            chosen = chosen[text.equals(places[some], texts)]
+            if not len(chosen):
+                return chosen
+        places = self._text_places(lines, chosen, len(self._lengths))
+        starts, ends = places[:-1] + self._lengths[:-1], places[1:]
+        fits = np.all(text.plain_strings(starts[self._strings], ends[self._strings]), axis=0)
         starts, ends = starts[self._integers], ends[self._integers]
         negative = {row: text.bytes_at(starts[row]) == ord("-") for row in self._signed}
         for row, sign in negative.items():
@@ -118,32 +147,47 @@ class Template:
             good[row] &= ~(sign & (values[row] == 0))
             values[row][sign] *= -1
         fits &= np.all(good, axis=0)
+        values = values[self._figures]
+        if not fits.all():
+            chosen, values = chosen[fits], values[:, fits]
         columns = columns[:, : len(chosen)]
         columns[self._missing] = MISSING
-        columns[self._columns] = values[self._figures]
-        return fits
+        columns[self._columns] = values
+        return chosen
+
+    def _text_places(self, lines: Lines, chosen: npt.NDArray[np.intp], count: int) -> Places:
+        """Where the first texts begin, if the lines have this form: at the line's start, and behind what differs."""
+        ends = lines.marks.take(lines.first_marks[chosen] + self._marks[: count - 1], mode="clip")
+        ends -= self._to_marks[: count - 1]
+        return np.concatenate((lines.starts[chosen][None], ends))
 
 
-def _differing(line: bytes) -> Iterator[_Differing]:
-    """Where lines may differ from a record, in order."""
+def _differing(line: bytes) -> list[_Differing] | None:
+    """Where lines may differ from a record, in order; None if a key comes twice, of which the last one counts."""
+    found = []
+    keys: set[str] = set()
     key, depth = "", 0
     for token in _TOKEN.finditer(line):
         if token["key"]:
             if depth == 1:
                 key = token["string"].decode("utf-8", "replace")
+                if key in keys:
+                    return None
+                keys.add(key)
         elif token["string"] is not None:
             string = token["string"]
             if key not in _SAME_FIELDS and len(string) <= MAX_STRING_NBYTES and b"," not in string:
-                yield _place(line, *token.span("string"), None, is_string=True)
+                found.append(_place(line, *token.span("string"), None, is_string=True))
         elif token["integer"]:
             figure = key in FIGURE_FIELDS
             if key not in _SAME_FIELDS and (figure or not token["integer"].startswith(b"-")):
                 column = FIGURE_FIELDS.index(key) if figure else None
-                yield _place(line, *token.span("integer"), column, is_string=False)
+                found.append(_place(line, *token.span("integer"), column, is_string=False))
         elif token.group() in b"{[":
             depth += 1
         elif token.group() in b"}]":
             depth -= 1
+    return found
 
 
 def _place(line: bytes, start: int, end: int, column: int | None, *, is_string: bool) -> _Differing:

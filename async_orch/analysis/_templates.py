@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +15,12 @@ from async_orch.analysis._words import Text
 
 __all__ = ["TemplateRows", "Templates"]
 
-_MAX_TEMPLATES: Final = 8
-_MAX_LEARNT_A_BLOCK: Final = 4
+_MAX_TEMPLATES: Final = 4  # more forms than that between each other are decoded as fast
+_LEAST_NBYTES: Final = 1 << 18  # a smaller block is decoded before numpy is done with it
+_MAX_SKIPPED: Final = 64  # blocks, of a megabyte mostly
+_MAX_LEARNT_A_BLOCK: Final = 2
 _LEAST_LINES_A_RUN: Final = 8
+_LEAST_LINE_NBYTES: Final = 256  # a step's line has more: shorter ones are something else, and would need much memory
 # For fewer lines the decoder is as fast as a template that is known, and than one that is still to be made.
 _LEAST_LINES_LEFT: Final = 16
 _LEAST_LINES_TO_LEARN: Final = 64
@@ -27,7 +31,7 @@ class TemplateRows(NamedTuple):
 
     ``taken``: of each line, shape (lines,), whether it was read. ``columns``: the figures of those, shape
     (`FIGURE_FIELDS`, taken lines). ``kinds``: of each of those, the index in ``samples`` of a record with its texts.
-    ``ends``: of each line, where its line end is.
+    ``ends``: of each line, where its line end is, if any was tried.
     """
 
     taken: npt.NDArray[np.bool_]
@@ -55,6 +59,23 @@ class Templates:
         self._text = Text()
         self._columns = np.empty((len(FIGURE_FIELDS), 0), np.int64)
         self._some_columns = self._columns
+        self._not_worth_it = 0  # blocks in a row
+        self._to_skip = 0
+
+    def try_block(self, block: bytes) -> TemplateRows | None:
+        """`read`, unless decoding is faster; a log that templates do not suit is tried less and less often."""
+        if len(block) < _LEAST_NBYTES:
+            return None
+        if self._to_skip:
+            self._to_skip -= 1
+            return None
+        rows = self.read(block)
+        if rows.is_worth_it:
+            self._not_worth_it = 0
+            return rows
+        self._not_worth_it += 1
+        self._to_skip = min(1 << self._not_worth_it, _MAX_SKIPPED)
+        return None
 
     def read(self, block: bytes) -> TemplateRows:
         """Read what has a template in a block of whole lines, the last of which has its line end too.
@@ -62,53 +83,57 @@ class Templates:
         The columns are valid until the next call.
         """
         self._text.load(block)
+        count = int(np.count_nonzero(self._text.bytes == ord("\n")))
+        if count * _LEAST_LINE_NBYTES > len(block):
+            return _nothing(count)
         lines = Lines(self._text)
-        count = len(lines.ends)
         if count > self._columns.shape[1]:
             self._columns = np.empty((len(FIGURE_FIELDS), count), np.int64)
             self._some_columns = np.empty_like(self._columns)
-        kinds = np.full(count, -1, np.int32)
-        samples: list[Any] = []
-        left = np.arange(count)
-        used = {}
+        found = _Found(np.arange(count), np.full(count, -1, np.int32), [])
+        used: dict[Template, int] = {}
         for template in self._known:
-            before = len(left)
-            if before >= _LEAST_LINES_LEFT:
-                left = self._take(template, lines, left, kinds, samples)
-            used[template] = before - len(left)
+            used[template] = self._take(template, lines, found) if len(found.left) >= _LEAST_LINES_LEFT else 0
         for _ in range(_MAX_LEARNT_A_BLOCK):
-            if len(left) < _LEAST_LINES_TO_LEARN:
+            if len(found.left) < _LEAST_LINES_TO_LEARN:
                 break
-            learnt = Template.of(block[lines.starts[left[0]] : lines.ends[left[0]] + 1])
-            before = len(left)
-            left = left[1:] if learnt is None else self._take(learnt, lines, left, kinds, samples)
-            if learnt is not None and before - len(left) >= _LEAST_LINES_LEFT:
-                used[learnt] = before - len(left)
+            first = found.left[0]
+            learnt = Template.of(block[lines.starts[first] : lines.ends[first] + 1])
+            if learnt is None:
+                found.left = found.left[1:]
+            elif (taken := self._take(learnt, lines, found)) >= _LEAST_LINES_LEFT:
+                used[learnt] = taken
         # The most useful first, so that most blocks need no other.
         self._known = sorted(used, key=lambda template: used[template], reverse=True)[:_MAX_TEMPLATES]
-        taken = kinds >= 0
-        columns = self._columns[:, :count]
-        if not taken.all():
-            columns, kinds = columns[:, taken], kinds[taken]
-        return TemplateRows(taken, columns, kinds, samples, lines.ends)
+        known = found.kinds >= 0
+        columns, kinds = self._columns[:, :count], found.kinds
+        if not known.all():
+            columns, kinds = columns[:, known], kinds[known]
+        return TemplateRows(known, columns, kinds, found.samples, lines.ends)
 
-    def _take(
-        self,
-        template: Template,
-        lines: Lines,
-        left: npt.NDArray[np.intp],
-        kinds: npt.NDArray[np.int32],
-        samples: list[Any],
-    ) -> npt.NDArray[np.intp]:
-        """Read those of the lines `left` that a template fits; give the others."""
-        if not len(left):
-            return left
-        whole = len(left) == len(kinds)
-        fits = template.read(lines, left, self._columns if whole else self._some_columns)
-        rows = left[fits]
+    def _take(self, template: Template, lines: Lines, found: _Found) -> int:
+        """Read those of the lines left that a template fits; how many they are."""
+        rows = template.read(lines, found.left, self._some_columns, all_expected=len(self._known) == 1)
+        if len(rows) == len(found.kinds):
+            self._columns, self._some_columns = self._some_columns, self._columns
+        elif len(rows):
+            self._columns[:, rows] = self._some_columns[:, : len(rows)]
         if len(rows):
-            if not whole:
-                self._columns[:, rows] = self._some_columns[:, : len(left)][:, fits]
-            kinds[rows] = len(samples)
-            samples.append(template.sample)
-        return left[~fits]
+            found.kinds[rows] = len(found.samples)
+            found.samples.append(template.sample)
+            found.left = found.left[found.kinds[found.left] < 0]
+        return len(rows)
+
+
+@dataclass
+class _Found:
+    """What is left of a block's lines; of each of them, the sample that it is like, -1 if none."""
+
+    left: npt.NDArray[np.intp]
+    kinds: npt.NDArray[np.int32]
+    samples: list[Any]
+
+
+def _nothing(count: int) -> TemplateRows:
+    columns = np.empty((len(FIGURE_FIELDS), 0), np.int64)
+    return TemplateRows(np.zeros(count, np.bool_), columns, np.empty(0, np.int32), [], np.empty(0, np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
@@ -75,14 +75,17 @@ def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str
     handover = _percentile(rows.figure("launch_wait_ns"), 50)
     wake = _wake_ns(rows, inline=not base.build_workers)
 
+    changed = [_changed(base, changes) for changes in settings]
+    if not changed:
+        raise WhatIfError("no setting to predict")
+    fill = _fill((base, *changed), len(costs))
+
     def predict(setting: Setting) -> Prediction:
-        return _prediction(setting, simulate(costs, setting, handover_ns=handover, wake_ns=wake))
+        return _prediction(setting, simulate(costs, setting, handover_ns=handover, wake_ns=wake), fill)
 
     as_run = predict(base)
     measured = _measured_rate(rows)
-    predictions = tuple(predict(_changed(base, changes)) for changes in settings)
-    if not predictions:
-        raise WhatIfError("no setting to predict")
+    predictions = tuple(map(predict, changed))
     best = max(item.steps_per_s for item in predictions)
     good = [item for item in predictions if item.steps_per_s >= _AS_GOOD * best]
     starved = rows.figure("starved_ns")
@@ -95,10 +98,19 @@ def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str
         error=as_run.steps_per_s / measured - 1,
         starved_share=float(starved[starved != MISSING].sum() / max(int(intervals.sum()), 1)),
         predictions=predictions,
-        recommended=min(
-            good, key=lambda item: (item.setting.slots, item.setting.queue_depth, item.setting.build_workers)
-        ),
+        recommended=min(good, key=lambda item: _effort(item.setting)),
     )
+
+
+def _fill(settings: Sequence[Setting], steps: int) -> int:
+    """How many first steps no prediction counts: the same for all, or the rates would differ as the steps do."""
+    return min(_FILL_FACTOR * max(setting.slots + setting.queue_depth for setting in settings), steps // 3)
+
+
+def _effort(setting: Setting) -> tuple[float, int, int, int]:
+    """What a setting asks for: first that stages take other times than they did, then memory and threads."""
+    factors = sum(abs(factor - 1) for factor in (setting.build_x, setting.copy_x, setting.device_x))
+    return factors, setting.slots, setting.queue_depth, setting.build_workers
 
 
 def _run_of(frames: LogFrames, run_id: str | None) -> tuple[StepFrame, dict[str, Any]]:
@@ -244,8 +256,8 @@ def _measured_rate(rows: Rows) -> float:
     return float((len(end) - 1) * 1e9 / (end[-1] - end[0]))
 
 
-def _prediction(setting: Setting, outcome: Outcome) -> Prediction:
-    fill = min(_FILL_FACTOR * (setting.slots + setting.queue_depth), len(outcome.ended) // 3)
+def _prediction(setting: Setting, outcome: Outcome, fill: int) -> Prediction:
+    """What an outcome says of the steps behind the first `fill` ones."""
     ended, accepted = np.array(outcome.ended), np.array(outcome.accepted)
     start, end = np.array(outcome.device_start), np.array(outcome.device_end)
     # The loop sees ends late, not equally late at both ends of the window; the device cannot be faster than it is.

@@ -28,6 +28,7 @@ _POSSIBLE: dict[str, tuple[str, ...]] = {
 }
 _EITHER_SIDE = ("raise", "lose_device")  # of a copy or launch: the call may fail, or the work when it runs
 _ON_DEVICE = ("delay", "hang", "short_copy")
+_STREAMS = ("copy", "compute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class Fault:
         the ``"device"`` (default) and with it its fences. Other operations fail in the call.
     delay_ns, copied_nbytes, error:
         As said under ``action``. ``error`` is a class that takes a message.
+
+    Raises `ConfigurationError` for an argument of a wrong type or name, and for a combination that cannot be.
     """
 
     action: Action
@@ -67,9 +70,8 @@ class Fault:
     error: type[Exception] = DeviceError
 
     def __post_init__(self) -> None:
-        possible = _POSSIBLE.get(self.operation)
-        if possible is None:
-            raise ConfigurationError(f"operation={self.operation!r} must be one of {', '.join(_POSSIBLE)}")
+        self._check_each()
+        possible = _POSSIBLE[self.operation]
         if self.action not in possible:
             raise ConfigurationError(
                 f"action={self.action!r} is not possible at {self.operation!r}; possible are {', '.join(possible)}"
@@ -91,12 +93,51 @@ class Fault:
                 f"not for {self.action!r} at {self.operation!r}"
             )
 
+    def _check_each(self) -> None:
+        """Names and types, each argument for itself."""
+        _require_one_of("operation", self.operation, tuple(_POSSIBLE))
+        _require_one_of("action", self.action, get_args(Action))
+        if self.stream is not None:
+            _require_one_of("stream", self.stream, _STREAMS, "; None is for both")
+        if self.where is not None:
+            _require_one_of("where", self.where, get_args(Where), "; None is for 'device'")
+        if self.nth is not None:
+            _require_int("nth", self.nth)
+        chance = self.probability
+        if chance is not None and (isinstance(chance, bool) or not isinstance(chance, int | float)):
+            raise ConfigurationError(f"probability={chance!r} must be a number from 0 to 1")
+        _require_int("delay_ns", self.delay_ns)
+        _require_int("copied_nbytes", self.copied_nbytes)
+        _require_error(self.error)
+
     @property
     def on_device(self) -> bool:
         """Whether it strikes when the work runs rather than when it is enqueued."""
         if self.action in _EITHER_SIDE:
             return self.operation in ("copy", "launch") and self.where != "call"
         return self.action in _ON_DEVICE and not self.operation.startswith("alloc")
+
+
+def _require_one_of(name: str, value: object, known: tuple[str, ...], more: str = "") -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ConfigurationError(f"{name}={value!r} must be one of {', '.join(known)}{more}")
+
+
+def _require_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name}={value!r} must be an int, not {type(value).__name__}")
+
+
+def _require_error(error: object) -> None:
+    """Refuse what could not be raised when the fault strikes, far from where it was written."""
+    if not isinstance(error, type) or not issubclass(error, Exception):
+        raise ConfigurationError(f"error={error!r} must be a class of exceptions, such as RuntimeError")
+    try:
+        error("planned fault")
+    except Exception as exc:
+        raise ConfigurationError(
+            f"error={error.__qualname__} must take a message as its only argument: {type(exc).__name__}: {exc}"
+        ) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +175,10 @@ class FaultPlan:
     """
 
     def __init__(self, *faults: Fault, seed: int = 0) -> None:
+        for fault in faults:
+            if not isinstance(fault, Fault):
+                raise ConfigurationError(f"{fault!r} is a {type(fault).__name__}, not a Fault; give FaultPlan(*faults)")
+        _require_int("seed", seed)
         self.faults = faults
         self.seed = seed
         self.struck: Counter[tuple[Operation, Action]] = Counter()

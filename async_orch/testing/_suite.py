@@ -26,6 +26,7 @@ class SuiteSettings:
     isolates: bool
     refuses_fork: bool
     addresses: bool
+    copy_alignment_nbytes: int
     loop_factory: Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -109,6 +110,7 @@ def conformance_suite(
     isolates: bool = True,
     refuses_fork: bool = True,
     addresses: bool = True,
+    copy_alignment_nbytes: int = 1,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> type[Any]:
     """A class of pytest tests for a backend; one line in a test module runs them all::
@@ -130,6 +132,8 @@ def conformance_suite(
         Whether use in a child that was forked while the device was open is refused. False skips that test.
     addresses:
         False where `Buffer.handle` of device memory is a driver's handle, because the driver gives no address.
+    copy_alignment_nbytes:
+        Multiple that the offsets of a copy must have, where the driver copies between aligned addresses only.
     loop_factory:
         Makes the event loop of a test; `VirtualClockLoop` for a backend in virtual time.
 
@@ -165,6 +169,7 @@ def conformance_suite(
         isolates,
         refuses_fork,
         addresses,
+        copy_alignment_nbytes,
         loop_factory,
     )
     return type("ConformanceSuite", bases, {"settings": settings, "__doc__": "The conformance suite of async_orch."})

@@ -15,27 +15,45 @@ class StreamTests(Suite):
 
     def test_copies_and_kernels_run_in_the_order_of_enqueueing(self, device: OpenDevice) -> None:
         """Each copy brings what the kernel before it left, and nothing of the kernel after it."""
-        counter, back = device.upload(b"\0"), device.backend.alloc_host(20)
+        unit = self.settings.copy_alignment_nbytes
+        counter, back = device.upload(b"\0"), device.backend.alloc_host(20 * unit)
         stream = device.backend.create_stream("compute")
         for index in range(20):
             device.kernels.add_one(stream, counter)
-            stream.copy(back, counter, 1, dst_offset=index)
+            stream.copy(back, counter, 1, dst_offset=index * unit)
         stream.synchronize(PATIENCE_S)
-        assert back.array.tolist() == list(range(1, 21))
+        assert back.array[::unit].tolist() == list(range(1, 21))
 
     def test_a_copy_moves_the_given_range_and_nothing_else(self, device: OpenDevice) -> None:
         """Offsets and length are honoured on both sides: host to device, device to device, device to host."""
-        backend = device.backend
-        host, back = device.host(bytes(range(16))), backend.alloc_host(16)
-        first, second = device.upload(bytes(16)), device.upload(bytes([99] * 16))
+        backend, unit = device.backend, self.settings.copy_alignment_nbytes
+        size = 16 * unit
+        data = bytes(index % 251 for index in range(size))
+        host, back = device.host(data), backend.alloc_host(size)
+        first, second = device.upload(bytes(size)), device.upload(bytes([99] * size))
         stream = backend.create_stream("copy")
-        stream.copy(first, host, 4, dst_offset=8, src_offset=2)
-        stream.copy(second, first, 6, src_offset=7)
-        stream.copy(back, second, 15, dst_offset=1)
-        stream.copy(back, second, 0, dst_offset=16)
+        stream.copy(first, host, 4 * unit, dst_offset=8 * unit, src_offset=2 * unit)
+        stream.copy(second, first, 6 * unit, src_offset=7 * unit)
+        stream.copy(back, second, 15 * unit - 1, dst_offset=unit)
+        stream.copy(back, second, 0, dst_offset=size)
         stream.synchronize(PATIENCE_S)
-        assert device.download(first) == bytes([0] * 8 + [2, 3, 4, 5] + [0] * 4)
-        assert back.array.tolist() == [0, 0, 2, 3, 4, 5, 0] + [99] * 9
+        moved = data[2 * unit : 6 * unit]
+        assert device.download(first) == bytes(8 * unit) + moved + bytes(4 * unit)
+        expected = bytes(unit) + moved + bytes(unit) + bytes([99] * 9 * unit)
+        assert back.array.tobytes() == bytes(unit) + expected[: 15 * unit - 1] + b"\0"
+
+    def test_a_copy_between_addresses_that_are_not_aligned_is_refused(self, device: OpenDevice) -> None:
+        """Where the driver cannot do it, it is refused when it is enqueued, and the stream stays usable."""
+        unit = self.settings.copy_alignment_nbytes
+        if unit == 1:
+            pytest.skip("this device copies between any addresses")
+        buffer, host = device.upload(bytes(2 * unit)), device.host(bytes([7] * 2 * unit))
+        stream = device.backend.create_stream("copy")
+        for offsets in ((unit - 1, 0), (0, unit // 2)):
+            with pytest.raises(DeviceError):
+                stream.copy(buffer, host, 1, dst_offset=offsets[0], src_offset=offsets[1])
+        stream.synchronize(PATIENCE_S)
+        assert device.download(buffer) == bytes(2 * unit)
 
     def test_a_copy_of_nothing_is_fine(self, device: OpenDevice) -> None:
         """Zero bytes may be copied anywhere within the buffers, also to their very ends."""

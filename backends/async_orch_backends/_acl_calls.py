@@ -7,49 +7,9 @@ from typing import Any, Final
 
 from async_orch.exceptions import BackendUnavailable, DeviceError, DeviceLost, OutOfDeviceMemory
 
-__all__ = ["TIMED_OUT", "Acl", "acl_error", "load_acl"]
+from ._acl_codes import NAMES, NO_MEMORY, STICKY
 
-NAMES: Final = {
-    100000: "ACL_ERROR_INVALID_PARAM",
-    100001: "ACL_ERROR_UNINITIALIZE",
-    100002: "ACL_ERROR_REPEAT_INITIALIZE",
-    107000: "ACL_ERROR_RT_PARAM_INVALID",
-    107001: "ACL_ERROR_RT_INVALID_DEVICEID",
-    107002: "ACL_ERROR_RT_CONTEXT_NULL",
-    107003: "ACL_ERROR_RT_STREAM_CONTEXT",
-    107006: "ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID",
-    107008: "ACL_ERROR_RT_ADDR_UNALIGNED",
-    107016: "ACL_ERROR_RT_INVALID_MEMORY_TYPE",
-    107017: "ACL_ERROR_RT_INVALID_HANDLE",
-    107019: "ACL_ERROR_RT_WAIT_TIMEOUT",
-    107020: "ACL_ERROR_RT_TASK_TIMEOUT",
-    207000: "ACL_ERROR_RT_FEATURE_NOT_SUPPORT",
-    207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
-    207002: "ACL_ERROR_RT_MEMORY_FREE",
-    207004: "ACL_ERROR_RT_NO_DEVICE",
-    207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
-    207007: "ACL_ERROR_RT_NO_EVENT_RESOURCE",
-    207008: "ACL_ERROR_RT_NO_STREAM_RESOURCE",
-    207018: "ACL_ERROR_RT_DEVICE_OOM",
-    507000: "ACL_ERROR_RT_INTERNAL_ERROR",
-    507001: "ACL_ERROR_RT_TS_ERROR",
-    507010: "ACL_ERROR_RT_LOST_HEARTBEAT",
-    507011: "ACL_ERROR_RT_MODEL_EXECUTE",
-    507012: "ACL_ERROR_RT_REPORT_TIMEOUT",
-    507013: "ACL_ERROR_RT_SYS_DMA",
-    507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
-    507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
-    507016: "ACL_ERROR_RT_AICORE_TRAP_EXCEPTION",
-    507017: "ACL_ERROR_RT_AICPU_TIMEOUT",
-    507018: "ACL_ERROR_RT_AICPU_EXCEPTION",
-    507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
-    507047: "ACL_ERROR_RT_EVENT_SYNC_TIMEOUT",
-    507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-}
-TIMED_OUT: Final = frozenset({107019, 507012, 507046, 507047})
-_NO_MEMORY: Final = frozenset({207001, 207018})
-_STICKY: Final = frozenset({107020, 507001, 507010, 507011, *range(507013, 507019), 507899})
-"""After these every call on the context fails until the device is reset."""
+__all__ = ["Acl", "acl_error", "load_acl"]
 
 _INITIALIZED_BEFORE: Final = 100002
 
@@ -74,9 +34,9 @@ def load_acl() -> Any:
 def acl_error(code: int, what: str) -> DeviceError:
     """The exception for a return code, which it names."""
     text = f"{what} failed: {NAMES.get(code, 'an error that this version does not know')} ({code})"
-    if code in _STICKY:
+    if code in STICKY:
         return DeviceLost(text)
-    return OutOfDeviceMemory(text) if code in _NO_MEMORY else DeviceError(text)
+    return OutOfDeviceMemory(text) if code in NO_MEMORY else DeviceError(text)
 
 
 class Acl:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from async_orch.exceptions import DeviceError
 
-from ._acl_calls import TIMED_OUT, Acl, acl_error
+from ._acl_calls import Acl, acl_error
+from ._acl_codes import TIMED_OUT
 from ._event_clock import EventClock
 
 __all__ = ["AclEvent", "EventPool"]

@@ -18,8 +18,11 @@ from ._driver_fence import NativeEvent
 __all__ = ["AclBuffer", "AclDeviceBuffer", "AclHostBuffer", "AclQueue"]
 
 _HUGE_FIRST: Final = 0
-_KINDS: Final = {(True, True): 0, (False, True): 1, (True, False): 2, (False, False): 3}
-"""Kind of a copy by whether destination and source are host memory."""
+_KINDS: Final = {(False, True): 1, (True, False): 2, (False, False): 3}
+"""Kind of a copy by whether destination and source are host memory. CANN has none within host memory."""
+
+_COPY_ALIGNMENT_NBYTES: Final = 64
+"""CANN up to 8.0 asks for it of both addresses of an asynchronous copy; allocations have it."""
 
 
 class AclBuffer(DriverBuffer):
@@ -114,7 +117,14 @@ class AclQueue:
         target, source = dst.handle + dst_offset, src.handle + src_offset
         if not nbytes:
             return
-        kind = _KINDS[dst.is_host, src.is_host]
+        kind = _KINDS.get((dst.is_host, src.is_host))
+        if kind is None:
+            raise DeviceError(f"backend 'ascend' does not copy from host to host: {src!r} to {dst!r}; use numpy")
+        if target % _COPY_ALIGNMENT_NBYTES or source % _COPY_ALIGNMENT_NBYTES:
+            raise DeviceError(
+                f"backend 'ascend' copies between addresses that are multiples of {_COPY_ALIGNMENT_NBYTES} B only, not "
+                f"from offset {src_offset} of {src!r} to offset {dst_offset} of {dst!r}; choose such offsets"
+            )
         self._acl.call("memcpy_async", target, dst.nbytes - dst_offset, source, nbytes, kind, self._stream)
 
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:

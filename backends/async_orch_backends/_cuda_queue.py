@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,15 @@ from ._timed_event import TimedEvent
 
 __all__ = ["CudaBuffer", "CudaEvent", "CudaQueue", "CudaStream", "Launch", "cuda_error"]
 
-_RECOVERABLE: Final = ("INVALID_VALUE", "INVALID_HANDLE", "NOT_SUPPORTED", "INVALID_CONFIGURATION", "OUT_OF_RESOURCES")
+_RECOVERABLE: Final = (
+    "INVALIDVALUE",
+    "INVALIDHANDLE",
+    "INVALIDRESOURCEHANDLE",
+    "INVALIDCONFIGURATION",
+    "NOTSUPPORTED",
+    "OUTOFRESOURCES",
+)
+_NO_MEMORY: Final = ("OUTOFMEMORY", "MEMORYALLOCATION")
 
 
 class Launch(NamedTuple):
@@ -29,15 +38,21 @@ class Launch(NamedTuple):
 
 
 def cuda_error(exc: Exception, what: str) -> DeviceError:
-    """An exception of cuda-core or an error value as ours. What is not known to be recoverable sticks."""
+    """An exception from a call of CUDA, or an error value, as ours.
+
+    cuda.core raises an exception of its own for errors of the driver, whose text begins with the error's name; other
+    libraries that enqueue raise what they like, with "CUDA error" in the text. Of those, what is not known to be
+    recoverable sticks: it is a `DeviceLost`.
+    """
     said = " ".join(str(exc).split())
-    text = f"{what} failed: {said}"
-    upper = said.upper().replace(" ", "_")
-    kind: type[DeviceError] = DeviceLost
-    if "OUT_OF_MEMORY" in upper or "MEMORYALLOCATION" in upper:
+    text = f"{what} failed: {said or type(exc).__name__}"
+    code = said.partition(":")[0] if said.startswith("CUDA_ERROR_") else said  # behind it is what it means in general
+    letters = re.sub("[^A-Z]", "", code.upper())  # CUDA_ERROR_OUT_OF_MEMORY, cudaError..., "CUDA error: out of memory"
+    kind: type[DeviceError] = DeviceError
+    if isinstance(exc, MemoryError) or any(name in letters for name in _NO_MEMORY):
         kind = OutOfDeviceMemory
-    elif isinstance(exc, TypeError | ValueError) or any(name in upper for name in _RECOVERABLE):
-        kind = DeviceError
+    elif "CUDAERROR" in letters and not any(name in letters for name in _RECOVERABLE):
+        kind = DeviceLost
     error = kind(text)
     error.__cause__ = exc
     return error
@@ -46,11 +61,12 @@ def cuda_error(exc: Exception, what: str) -> DeviceError:
 class CudaBuffer(DriverBuffer):
     """Device or page-locked memory: `native` is the ``cuda.core.Buffer``, `handle` the address."""
 
-    __slots__ = ("_array", "_memory", "_stream")
+    __slots__ = ("_array", "_device", "_memory", "_stream")
 
-    def __init__(self, memory: Any, stream: Any, nbytes: int, name: str, *, is_host: bool) -> None:
+    def __init__(self, memory: Any, device: Any, stream: Any, nbytes: int, name: str, *, is_host: bool) -> None:
         super().__init__(nbytes, name, is_host=is_host)
         self._memory: Any = memory
+        self._device = device
         self._stream = stream
         self._array: ByteArray | None = None
         if is_host:
@@ -76,7 +92,13 @@ class CudaBuffer(DriverBuffer):
 
     def release(self) -> None:
         self._array = None
-        self._memory.close(self._stream)
+        self._device.set_current()
+        try:
+            self._memory.close(self._stream)
+        except Exception as exc:
+            error = cuda_error(exc, f"freeing {self!r}")
+            if not isinstance(error, DeviceLost):  # a lost context has lost its memory too
+                raise error from exc
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.native.__dlpack__(**options)
@@ -108,7 +130,7 @@ class CudaEvent(TimedEvent):
         self._device.set_current()
         self.native.sync()
 
-    def failure(self, exc: RuntimeError) -> DeviceError:
+    def failure(self, exc: Exception) -> DeviceError:
         return cuda_error(exc, "work before an event")
 
 
@@ -151,33 +173,34 @@ class CudaQueue:
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:
         self._device.set_current()
         natives = [arg.native if isinstance(arg, CudaBuffer) else arg for arg in args]
+        graph_launch: Any = getattr(kernel, "launch", None)  # of a captured graph
+        if not (isinstance(kernel, Launch) or callable(graph_launch) or callable(kernel)):
+            raise DeviceError(
+                "backend 'cuda' launches Launch(kernel, config), a captured graph, or a callable that enqueues, "
+                f"kernel(stream, *args), not {type(kernel).__name__}"
+            )
         try:
             if isinstance(kernel, Launch):
                 self._core.launch(self._stream, kernel.config, kernel.kernel, *natives)
-            elif callable(getattr(kernel, "launch", None)):
-                kernel.launch(self._stream)  # a captured graph
-            elif callable(kernel):
-                kernel(self._stream, *natives)
+            elif callable(graph_launch):
+                graph_launch(self._stream)
             else:
-                raise DeviceError(
-                    "backend 'cuda' launches Launch(kernel, config), a captured graph, or a callable that enqueues, "
-                    f"kernel(stream, *args), not {type(kernel).__name__}"
-                )
-        except (RuntimeError, TypeError, ValueError) as exc:
+                kernel(self._stream, *natives)
+        except Exception as exc:
             raise cuda_error(exc, "launching a kernel") from exc
 
     def record(self) -> NativeEvent:
         self._device.set_current()
         try:
             return CudaEvent(self._stream.record(options=self._options), self._device, self._clock)
-        except RuntimeError as exc:
+        except Exception as exc:
             raise cuda_error(exc, "recording an event") from exc
 
     def wait(self, event: NativeEvent) -> None:
         self._device.set_current()
         try:
             self._stream.wait(event.native)
-        except RuntimeError as exc:
+        except Exception as exc:
             raise cuda_error(exc, "waiting for an event") from exc
 
     def isolate(self) -> None:

@@ -73,14 +73,20 @@ class DriverStream(Stream):
                 self._deferred.append(work)
             elif self._error is None and self._device.lost is None:
                 self._last = None
-                work()
+                try:
+                    work()
+                except DeviceLost as exc:  # earlier work lost it; whether that shows here or at a fence is chance
+                    self._device.lose(exc)
 
     def record(self) -> Fence:
         with self._lock:
             self._check()
+            if self._device.lost is None and not self._deferred:
+                try:
+                    return DriverFence(self, self._record(), self._error, tuple(self._sources))
+                except DeviceLost as exc:
+                    self._device.lose(exc)
             lost = self._device.lost
-            if lost is None and not self._deferred:
-                return DriverFence(self, self._record(), self._error, tuple(self._sources))
             fence = DriverFence(self, None)
             if lost is None:
                 self._deferred.append(fence)
@@ -91,7 +97,11 @@ class DriverStream(Stream):
     def wait(self, fence: Fence) -> None:
         with self._lock:
             self._check()
-            if not self._deferred and self._passed(fence):
+            try:
+                if not self._deferred and self._passed(fence):
+                    return
+            except DeviceLost as exc:
+                self._device.lose(exc)
                 return
             self._deferred.append(Wait(fence))
         self._pump_after(fence)

@@ -70,6 +70,7 @@ class SimBackend(SoftwareBackend):
             alloc_visibility="all",
             device_clock="device",
             memory_nbytes=physical_nbytes() if profile.memory_nbytes is None else profile.memory_nbytes,
+            assumed=profile.assumptions,
         )
         super().__init__(info, huge_pages=True, compute_stream=compute_stream, copy_stream=copy_stream)
         self.profile = profile

@@ -72,7 +72,7 @@ class TorchEvent(TimedEvent):
     def synchronize(self) -> None:
         self.native.synchronize()
 
-    def failure(self, exc: RuntimeError) -> DeviceError:
+    def failure(self, exc: Exception) -> DeviceError:
         error = DeviceLost(f"work before an event failed: {' '.join(str(exc).split())}")
         error.__cause__ = exc
         return error

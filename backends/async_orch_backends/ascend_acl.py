@@ -24,6 +24,8 @@ from ._event_clock import EventClock
 
 __all__ = ["AscendBackend", "open_backend"]
 
+SUPPORT: Final = "tested against a fake"
+
 _HBM: Final = 1
 _ALIGNMENT_NBYTES: Final = 64
 _PAGE_NBYTES: Final = 4096
@@ -40,7 +42,7 @@ class AscendBackend(DriverBackend):
         info = DeviceInfo(
             backend="ascend",
             device=f"npu:{acl.device_id}",
-            support="tested against a fake",
+            support=SUPPORT,
             alignment_nbytes=_ALIGNMENT_NBYTES,
             pinned=True,
             alloc_visibility="own",

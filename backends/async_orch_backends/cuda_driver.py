@@ -1,4 +1,4 @@
-"""Backend ``cuda``: NVIDIA GPUs by cuda-core. Not run.
+"""Backend ``cuda``: NVIDIA GPUs by cuda-core. Tested against a fake of it; not run on a GPU.
 
 ``cuda:0`` is the device with that ordinal. ``stream.launch`` takes a `Launch` (a ``cuda.core.Kernel`` with its
 ``LaunchConfig``), a captured graph, or a callable that enqueues, ``kernel(stream, *args)`` with ``cuda.core`` objects.
@@ -8,10 +8,10 @@ Errors of work on the device are sticky: they lose the device (`DeviceLost`).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
-from async_orch.exceptions import BackendUnavailable, ConfigurationError
+from async_orch.exceptions import BackendUnavailable, ConfigurationError, OrchError, OutOfDeviceMemory
 
 from ._cuda_queue import CudaBuffer, CudaQueue, CudaStream, Launch, cuda_error
 from ._device_state import DeviceState
@@ -20,6 +20,8 @@ from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
 __all__ = ["CudaBackend", "Launch", "open_backend"]
+
+SUPPORT: Final = "tested against a fake"
 
 _ALIGNMENT_NBYTES = 256
 _PAGE_NBYTES = 4096
@@ -35,12 +37,14 @@ class CudaBackend(DriverBackend):
         self._bindings = bindings
         self._native = device
         device.set_current()
-        _, _, total = bindings.cuMemGetInfo()
+        code, _, total = bindings.cuMemGetInfo()
+        if int(code):
+            raise cuda_error(RuntimeError(getattr(code, "name", str(code))), f"opening cuda:{device.device_id}")
         _, version = bindings.cuDriverGetVersion()
         info = DeviceInfo(
             backend="cuda",
             device=device.name,
-            support="not run",
+            support=SUPPORT,
             alignment_nbytes=_ALIGNMENT_NBYTES,
             pinned=True,
             alloc_visibility="own",
@@ -51,7 +55,7 @@ class CudaBackend(DriverBackend):
         super().__init__(info, DeviceState("cuda"), {})
         self._pinned = core.LegacyPinnedMemoryResource()
         self._own_stream = device.create_stream()
-        self._clock = EventClock(self._mark, lambda first, second: float(second - first))
+        self._clock = EventClock(self._mark, self._elapsed_ms)
         for name, stream in adopted.items():
             if isinstance(stream, Stream):
                 self._adopted[name] = stream
@@ -66,6 +70,10 @@ class CudaBackend(DriverBackend):
         event = self._own_stream.record(options=self._core.EventOptions(timing_enabled=True, blocking_sync=True))
         event.sync()
         return event
+
+    def _elapsed_ms(self, first: Any, second: Any) -> float:
+        self._native.set_current()
+        return float(second - first)
 
     def _make_queue(self, name: str) -> DriverQueue:
         self._native.set_current()
@@ -83,9 +91,12 @@ class CudaBackend(DriverBackend):
         try:
             memory = source.allocate(max(nbytes, 1), stream=self._own_stream)
             self._own_stream.sync()  # an allocation is ordered in the stream; other streams use it next
-        except (RuntimeError, MemoryError, OverflowError) as exc:
-            raise self._out_of_memory(nbytes, name, " ".join(str(exc).split())) from exc
-        return CudaBuffer(memory, self._own_stream, nbytes, name, is_host=is_host)
+        except Exception as exc:
+            error = cuda_error(exc, f"allocating {nbytes} B for {name or 'an unnamed buffer'}")
+            if isinstance(error, OutOfDeviceMemory) or isinstance(exc, OverflowError):
+                raise self._out_of_memory(nbytes, name, " ".join(str(exc).split())) from exc
+            raise error from exc
+        return CudaBuffer(memory, self._native, self._own_stream, nbytes, name, is_host=is_host)
 
     def free_nbytes(self) -> int | None:
         self._native.set_current()
@@ -101,7 +112,7 @@ class CudaBackend(DriverBackend):
             try:
                 buffer.native.fill(0, stream=self._own_stream)
                 self._own_stream.sync()
-            except RuntimeError as exc:
+            except Exception as exc:
                 raise cuda_error(exc, f"touching {buffer!r}") from exc
 
     def _closed(self) -> None:
@@ -167,5 +178,7 @@ def open_backend(target: str | None = None, **options: Any) -> CudaBackend:
         raise BackendUnavailable(f"backend 'cuda:{text}' is out of range: this machine has {count} NVIDIA devices")
     try:
         return CudaBackend(core, driver, core.Device(int(text)), adopted)
-    except RuntimeError as exc:
+    except OrchError:
+        raise
+    except Exception as exc:
         raise cuda_error(exc, f"opening cuda:{text}") from exc

@@ -21,7 +21,7 @@ in a new context, where the program builds its kernels again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
 from async_orch.exceptions import ConfigurationError, DeviceError, OutOfDeviceMemory
@@ -36,6 +36,8 @@ from ._opencl_memory import OpenCLBuffer, OpenCLHostBuffer
 from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
 
 __all__ = ["NDRange", "OpenCLBackend", "OpenCLStream", "open_backend"]
+
+SUPPORT: Final = "measured on CPU (PoCL)"  # with any other driver: not run
 
 _PAGE_NBYTES = 4096
 

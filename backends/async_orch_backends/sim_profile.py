@@ -58,6 +58,8 @@ class SimProfile:
         Size of the device's memory, None for that of this machine.
     adversary:
         Whether operations take effect as late as they may, and memory given back is scribbled over.
+    assumed:
+        Names of the figures that the profile claims no source for (``"claim": "assumed"``).
     """
 
     name: str
@@ -72,11 +74,22 @@ class SimProfile:
     seed: int = 0
     memory_nbytes: int | None = None
     adversary: bool = False
+    assumed: tuple[str, ...] = ()
 
     @property
     def support(self) -> str:
         """The claim of support in the words of `async_orch.abc.DeviceInfo`."""
         return "tested against a fake" if self.calibrated_to is None else f"calibrated to {self.calibrated_to}"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is assumed, with its value, as ``"kernel_ns 36.8 ms"``; what costs something comes first."""
+        values = [(name, getattr(self, name) or 0) for name in self.assumed]
+        values.sort(key=lambda pair: not pair[1])
+        return tuple(
+            f"{name} {value / 1e6:g} ms" if value and name in _DURATIONS else f"{name} {value:g}"
+            for name, value in values
+        )
 
     @property
     def copy_overhead_nbytes(self) -> int:
@@ -136,6 +149,9 @@ class SimProfile:
             if not isinstance(raw["adversary"], bool):
                 raise ConfigurationError(f"profile {where}: adversary must be true or false, got {raw['adversary']!r}")
             values["adversary"] = raw["adversary"]
+        values["assumed"] = tuple(
+            key for key, figure in raw.items() if isinstance(figure, dict) and figure.get("claim") == "assumed"
+        )
         return cls(**values)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import BackendUnavailable, ConfigurationError, DeviceError
@@ -29,6 +29,8 @@ from ._event_clock import EventClock
 from ._torch_queue import TorchBuffer, TorchQueue, torch_error
 
 __all__ = ["TorchBackend", "open_backend"]
+
+SUPPORT: Final = "not run"
 
 _ALIGNMENT_NBYTES = 64
 _COUNTER = "num_device_alloc"  # torch.accelerator.memory_stats: allocations of device memory, not what its cache serves
@@ -44,7 +46,7 @@ class TorchBackend(DriverBackend):
         info = DeviceInfo(
             backend="torch",
             device=str(device),
-            support="not run",
+            support=SUPPORT,
             alignment_nbytes=_ALIGNMENT_NBYTES,
             pinned=True,
             alloc_visibility="all" if self._counts else "own",

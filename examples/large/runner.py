@@ -28,7 +28,7 @@ from examples.large.program import NATURAL, REPORT, LargeDecode, SlotMemory
 from examples.large.scheduling import moved_nbytes, schedule
 from examples.large.shape import SHAPES, Shape
 from examples.qwen3.figures import ModeRun, StepFacts
-from examples.qwen3.report import IDLE_SHARE, json_object, support, table
+from examples.qwen3.report import IDLE_SHARE, assumptions, json_object, support, table
 
 __all__ = ["main"]
 
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for one in SETTINGS
             if given.mode in ("all", one.name)
         ]
-        words = support(backend.info)
+        words, assumed = support(backend.info), assumptions(backend.info)
     except OrchError as error:
         print(f"decode_runner: {error}", file=sys.stderr)
         return 1
@@ -134,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in lines:
         console.print(line, soft_wrap=True)
     console.print(f"{given.backend}: {words}; {given.steps} steps a mode, --memory {given.memory}", soft_wrap=True)
+    if assumed:
+        console.print(assumed, soft_wrap=True)
     console.print(table(runs))
     console.print(IDLE_SHARE, soft_wrap=True)
     return 0

@@ -26,6 +26,7 @@ async def decode(
     slots: int = 3,
     queue_depth: int = 2,
     max_inflight: int | None = None,
+    upload: Literal["full", "delta"] = "full",
     step_log: Any = None,
     on_token: Callable[[int, int], None] | None = None,
     on_step: Callable[[DecodeStep, DecodeOutput], None] | None = None,
@@ -44,6 +45,7 @@ async def decode(
         slots=slots,
         queue_depth=queue_depth,
         max_inflight=max_inflight,
+        upload=upload,
         step_log=step_log,
     ) as orchestrator:
         run.open_ns = time.monotonic_ns() - start_ns

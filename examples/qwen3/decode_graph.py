@@ -43,7 +43,8 @@ class DecodeGraph:
 
     All addresses are offsets into named regions, whose sizes `region_nbytes` gives:
 
-    - workspace: the activations, dead after the step
+    - workspace: the activations, dead after the step; as scratch, like the output, so that a read of what the step has
+      not written is refused
     - output: int32 [batch] tokens (-1 for rows that are not active), then with ``keep_logits`` float32
       [n, vocab] logits of the active rows
     - weights: the checkpoint's tensors and the rotary tables, at `weights`
@@ -85,6 +86,7 @@ class DecodeGraph:
             + batch * len(self._places)
             + _OPERANDS_AROUND,
             infer=True,
+            scratch=("workspace", "output"),
         )
         self._weights = ModelWeights(self._builder, config, self.weights)
         self._caches = [self._cache(number) for number in range(2 * config.num_hidden_layers)]

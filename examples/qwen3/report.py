@@ -15,7 +15,7 @@ from async_orch.abc import DeviceInfo
 from examples.qwen3.figures import EVERY_STEP, Figures, ModeRun
 from examples.qwen3.wording import counted
 
-__all__ = ["IDLE_SHARE", "json_object", "support", "table"]
+__all__ = ["IDLE_SHARE", "assumptions", "json_object", "support", "table"]
 
 IDLE_SHARE = "device idle share: over the steps of each part, but not a run's first, which has no step before it"
 """What the table's last figure of each part is taken over."""
@@ -53,6 +53,15 @@ def support(info: DeviceInfo) -> str:
         return info.support
     cores = os.cpu_count()
     return f"{info.support} ({_processor()}, {'cores unknown' if cores is None else counted(cores, 'core')})"
+
+
+def assumptions(info: DeviceInfo) -> str:
+    """Which of a simulated device's figures nobody has published, with their values; empty if there are none."""
+    if not info.assumed:
+        return ""
+    line = f"assumed, not published for this device: {', '.join(info.assumed)}"
+    step = any(words.startswith("kernel_ns ") for words in info.assumed)
+    return f"{line}; kernel_ns is the device time of a step" if step else line
 
 
 def _processor() -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from async_orch import Orchestrator, metrics
 from async_orch.abc import Backend
@@ -33,6 +33,9 @@ from examples.serve.scheduler import Scheduler, ServedModel
 from examples.serve.schema import ChatRequest, CompletionRequest
 from examples.serve.text import Codec
 
+if TYPE_CHECKING:
+    from examples.serve.traces import RequestSpans
+
 __all__ = ["Serving", "Settings", "serving"]
 
 
@@ -42,7 +45,7 @@ class Settings:
 
     ``waiting_room``: requests that may wait beyond those that find a free row; further ones get 429.
     ``body_nbytes``, ``body_s``, ``request_s``: limits of one request, see `Service`.
-    ``otel``: report steps to OpenTelemetry's global providers.
+    ``otel``: report requests and steps to OpenTelemetry, spans by ``tracer_provider`` (default: the global one).
     """
 
     name: str
@@ -55,13 +58,14 @@ class Settings:
     fence_timeout_s: float = 60.0
     step_log: Any = None
     otel: bool = False
+    tracer_provider: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Serving:
     """A server that is open: hand ``app`` to an ASGI server."""
 
-    app: ASGIApp
+    app: Front
     engine: Engine
     orchestrator: Orchestrator[Any, Any]
     observed: Observed
@@ -91,8 +95,10 @@ async def serving(
         **options,
     )
     metrics.prometheus(orchestrator, registry)
+    requests: RequestSpans | None = None
     if settings.otel:
-        metrics.opentelemetry(orchestrator)
+        metrics.opentelemetry(orchestrator, tracer_provider=settings.tracer_provider)
+        requests = importlib.import_module("examples.serve.traces").RequestSpans(settings.tracer_provider)
     async with orchestrator:
         scheduler = Scheduler(served, waiting_room=settings.waiting_room)
         observed = Observed(registry, scheduler, settings.name)
@@ -106,7 +112,7 @@ async def serving(
             body_s=settings.body_s,
             request_s=settings.request_s,
         )
-        app = Front(_routes(service, Live(orchestrator, engine, observed, spans)), access_log, report)
+        app = Front(_routes(service, Live(orchestrator, engine, observed, spans)), access_log, report, requests)
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.run, name="engine")

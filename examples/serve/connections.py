@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from examples.serve.errors import unavailable
+from examples.serve.errors import bad_request, unavailable
 from examples.serve.front import error_response
 
 if sys.platform != "win32":
@@ -42,7 +42,7 @@ def most_connections() -> int:
 
 
 class ConnectionConfig(uvicorn.Config):
-    """uvicorn's options and two of ours.
+    """uvicorn's options and two of ours; what is no HTTP is answered in OpenAI's shape too.
 
     Beyond ``connections`` a request is answered with 503 and its connection closed. A connection that has not sent a
     whole header within ``header_s`` of its start, or of the header's first bytes, is closed.
@@ -55,6 +55,8 @@ class ConnectionConfig(uvicorn.Config):
         error = unavailable("this server has as many connections as it can hold", code="too_many_connections")
         self.busy = error_response(error)
         self.busy.headers["connection"] = "close"
+        self.no_http = error_response(bad_request("what was sent is no valid HTTP", code="invalid_http"))
+        self.no_http.headers["connection"] = "close"
 
 
 class _Connection(H11Protocol):
@@ -84,6 +86,18 @@ class _Connection(H11Protocol):
             self._stop_header_timer()
         elif self.conn.trailing_data[0] and self._header_timer is None and not self.transport.is_closing():
             self._start_header_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = self.config.no_http
+            for event in (
+                h11.Response(status_code=answer.status_code, headers=answer.raw_headers, reason=b"Bad Request"),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+        # Else an answer has begun, and nothing can be said any more.
+        self.transport.close()
 
     def _start_header_timer(self) -> None:
         self._header_timer = self.loop.call_later(self.config.header_s, self.transport.close)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from async_orch import Orchestrator
 from async_orch.exceptions import DependencyFailed, DeviceLost, OrchError, StepError
-from examples.serve.errors import unavailable
+from examples.serve.errors import stopped, unavailable
 from examples.serve.generation import Generation
 from examples.serve.scheduler import Flight, Plan, Scheduler
 
@@ -71,6 +71,12 @@ class Engine:
             self.state = "draining"
         self._wake.set()
 
+    def stop(self) -> None:
+        """Take no more requests and end those taken with 503; `run` returns once no step is in flight."""
+        self.drain()
+        self.scheduler.end_all(stopped())
+        self._wake.set()
+
     def check_serving(self) -> None:
         """Raise `ApiError` 503 unless requests are taken in."""
         if self.state == "draining":
@@ -103,9 +109,8 @@ class Engine:
                 elif self.state != "draining" or self.busy:
                     await self._wake.wait()
         finally:
-            gone = unavailable("the server has stopped", code="stopped")
-            self.scheduler.fail_running(gone)
-            self.scheduler.fail_waiting(gone)
+            self.scheduler.fail_running(stopped())
+            self.scheduler.fail_waiting(stopped())
 
     def _dispatch(self) -> None:
         """Submit steps while there is room."""
@@ -173,7 +178,9 @@ def _attrs(plan: Plan) -> dict[str, Any]:
     """What ties the step's record to the access log and to the clients' traces."""
     generations = [sequence.generation for sequence in plan.sequences]
     attrs: dict[str, Any] = {"requests": [generation.name for generation in generations]}
-    traces = [generation.traceparent for generation in generations if generation.traceparent is not None]
+    traces = [generation.trace for generation in generations if "traceparent" in generation.trace]
     if traces:
-        attrs["traceparent"] = traces
+        attrs["traceparent"] = [trace["traceparent"] for trace in traces]
+        if any("tracestate" in trace for trace in traces):
+            attrs["tracestate"] = [trace.get("tracestate", "") for trace in traces]
     return attrs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ApiError", "bad_request", "overloaded", "unavailable"]
+__all__ = ["ApiError", "bad_request", "overloaded", "stopped", "unavailable"]
 
 
 class ApiError(Exception):
@@ -50,3 +50,8 @@ def overloaded(message: str, retry_after_s: int) -> ApiError:
 def unavailable(message: str, *, code: str = "unavailable", retry_after_s: int = 5) -> ApiError:
     """The server cannot do it now, the client may try again: 503."""
     return ApiError(503, message, kind="server_error", code=code, retry_after_s=retry_after_s)
+
+
+def stopped() -> ApiError:
+    """The server ends before the request did: 503."""
+    return unavailable("the server has stopped", code="stopped")

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from examples.serve.errors import ApiError
+from examples.serve.errors import ApiError, stopped
 
-__all__ = ["AccessLog", "Front", "error_response"]
+if TYPE_CHECKING:
+    from examples.serve.traces import RequestSpans
+
+__all__ = ["AccessLog", "Front", "error_response", "trace_context"]
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 
 def error_response(error: ApiError) -> JSONResponse:
     """The error as a JSON answer."""
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The client's W3C trace context: ``traceparent`` and, if it sent one, ``tracestate``; empty if there is none."""
+    parents = [value.decode("latin-1") for name, value in headers if name == b"traceparent"]
+    states = [value.decode("latin-1") for name, value in headers if name == b"tracestate"]
+    if len(parents) != 1 or not _TRACEPARENT.fullmatch(parents[0]):
+        return {}
+    state = ",".join(states)  # by the standard it may come in several headers
+    return {"traceparent": parents[0]} | ({"tracestate": state} if _TRACESTATE.fullmatch(state) else {})
 
 
 class AccessLog:
@@ -60,37 +76,62 @@ class AccessLog:
 
 
 class Front:
-    """The outermost ASGI layer. ``scope["state"]`` gets ``request`` (the id), ``traceparent`` and ``log`` (a dict that
-    becomes the access log's line)."""
+    """The outermost ASGI layer. ``scope["state"]`` gets ``request`` (the id), ``trace`` (the W3C trace context of the
+    request's span, or the client's without ``spans``) and ``log`` (a dict that becomes the access log's line)."""
 
-    def __init__(self, app: ASGIApp, log: Callable[[dict[str, Any]], None] | None, report: Callable[[str, str], None]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        log: Callable[[dict[str, Any]], None] | None,
+        report: Callable[[str, str], None],
+        spans: RequestSpans | None = None,
+    ) -> None:
         self._app = app
+        self._spans = spans
         self._log = log
         self._report = report
+        self._unanswered: set[anyio.CancelScope] = set()
+
+    def end_unanswered(self) -> None:
+        """Requests whose answer has not begun, such as those whose body is still on its way, get 503 now."""
+        for waits in self._unanswered:
+            waits.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        given, trace = headers.get(b"x-request-id", ""), headers.get(b"traceparent", "")
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        trace = trace_context(scope["headers"])
         name = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         line: dict[str, Any] = {"event": "request", "request": name, "method": scope["method"], "path": scope["path"]}
-        state = scope.setdefault("state", {})
-        state.update(request=name, log=line, traceparent=trace if _TRACEPARENT.fullmatch(trace) else None)
-        if state["traceparent"] is not None:
-            line["traceparent"] = trace
+        span = None if self._spans is None else self._spans.begin(scope["method"], scope["path"], trace)
+        if span is not None:
+            trace = dict(span.context)
+        scope.setdefault("state", {}).update(request=name, log=line, trace=trace)
+        if "traceparent" in trace:
+            line["traceparent"] = trace["traceparent"]
         started = time.time()
         clock = time.monotonic()
+        waits = anyio.CancelScope()
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 line["status"] = message["status"]
+                self._unanswered.discard(waits)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)
 
         try:
-            await self._app(scope, receive, with_id)
+            self._unanswered.add(waits)
+            with waits:
+                await self._app(scope, receive, with_id)
+            if waits.cancelled_caught:
+                await error_response(stopped())(scope, receive, with_id)
+        except asyncio.CancelledError:  # the event loop ends
+            if "status" not in line:
+                await error_response(stopped())(scope, receive, with_id)
+            raise
         except Exception as exc:  # noqa: BLE001 - the client gets an answer, the operator the cause
             self._report("internal_error", f"{type(exc).__name__}: {exc}")
             line["error"] = type(exc).__name__
@@ -98,6 +139,9 @@ class Front:
                 failure = ApiError(500, "internal error", kind="server_error", code="internal_error")
                 await error_response(failure)(scope, receive, with_id)
         finally:
+            self._unanswered.discard(waits)
             line |= {"status": line.get("status"), "start": round(started, 6), "seconds": time.monotonic() - clock}
+            if span is not None:
+                span.end(line)
             if self._log is not None:
                 self._log(line)

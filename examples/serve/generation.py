@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Literal
 
 from examples.qwen3.paged_steps import Sampler
@@ -47,14 +48,15 @@ class Generation:
     """Made for each request; the engine writes it, the request's own task reads it, both on the loop.
 
     ``ended`` is None while it waits or runs. What the client has not taken yet waits in ``pieces``: at most
-    ``max_tokens`` of them, so a slow client costs a bounded amount.
+    ``max_tokens`` of them, so a slow client costs a bounded amount. ``trace`` is its W3C trace context, if it has one:
+    ``traceparent`` and perhaps ``tracestate``.
     """
 
-    def __init__(self, name: str, asked: Asked, text: OutputText, *, traceparent: str | None = None) -> None:
+    def __init__(self, name: str, asked: Asked, text: OutputText, *, trace: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.asked = asked
         self.sampler = asked.sampling.sampler()
-        self.traceparent = traceparent
+        self.trace = trace or {}
         self.tokens: list[int] = []
         self.pieces: deque[str] = deque()
         self.ended: FinishReason | None = None

@@ -120,7 +120,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("--port", type=_port, default=8000, help="port to listen on (default: 8000; 0: a free one)")
     add("--step-log", type=Path, metavar="FILE", help="append each step's record, for async-orch analyze")
     add("--access-log", type=Path, metavar="FILE", help="append a JSON line for each request")
-    add("--otel", action="store_true", help="report steps to OpenTelemetry (needs the extra otel)")
+    add("--otel", action="store_true", help="report requests and steps to OpenTelemetry (needs the extra otel)")
     found = parser.parse_args(arguments)
     name = found.name or ("qwen3-stories" if found.model == CHECKPOINT else found.model.resolve().name)
     return Options(

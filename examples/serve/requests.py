@@ -115,7 +115,7 @@ class Generate:
         )
         asked = await anyio.to_thread.run_sync(ask) if off_loop else ask()
         text = OutputText(service.codec, asked.stop)
-        generation = Generation(state["request"], asked, text, traceparent=state["traceparent"])
+        generation = Generation(state["request"], asked, text, trace=state["trace"])
         service.engine.submit(generation)
         return generation
 

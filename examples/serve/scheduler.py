@@ -149,6 +149,13 @@ class Scheduler:
         while self.waiting:
             self.waiting.popleft().end("error", error)
 
+    def end_all(self, error: ApiError) -> None:
+        """Running and waiting requests end with ``error``; steps in flight stay so, and free their blocks later."""
+        for sequence in list(self.running):
+            sequence.generation.end("error", error)
+            self._leave(sequence)
+        self.fail_waiting(error)
+
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._rows.append(sequence.row)

@@ -1,4 +1,4 @@
-"""uvicorn around the application: SIGTERM and SIGINT drain, a second one ends it at once."""
+"""uvicorn around the application: SIGTERM and SIGINT drain, a second one ends every request with 503."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ __all__ = ["HttpServer", "listen"]
 
 BACKLOG = 1024
 
+LAST_WORDS_S = 1.0
+"""How long requests may take to send their 503 at the end, before their connections are closed."""
+
 
 class HttpServer(uvicorn.Server):
     """Serves an open `Serving`; signals are the caller's, see `stop`.
 
+    Requests that are not done ``drain_s`` after `stop` get 503, or an error event where a stream has begun.
     ``connections`` is by default what the limit of open files allows; for ``header_s`` see `ConnectionConfig`.
     """
 
@@ -39,15 +43,39 @@ class HttpServer(uvicorn.Server):
                 log_level="error",
                 server_header=False,
                 timeout_keep_alive=30,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
+                timeout_graceful_shutdown=None,  # it would cancel requests, whose clients then get 500 as plain text
             )
         )
-        self._engine = serving.engine
+        self._serving = serving
+        self._drain_s = drain_s
+        self._at_once = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(BACKLOG)  # asyncio has set it to what it accepts at once
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_requests(), name="end-requests")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+            await asyncio.wait([ending])
+        if not ending.cancelled():
+            ending.result()
+
+    async def _end_requests(self) -> None:
+        """Once the time is over or `stop` was called again: end whatever is not done, each request with 503."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                await self._at_once.wait()
+        self._serving.engine.stop()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._serving.app.end_unanswered()
+        await asyncio.sleep(LAST_WORDS_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its client does not read
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -55,9 +83,10 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Take no more requests and finish those that run, for up to ``drain_s``; called again: end at once."""
-        self._engine.drain()
-        self.force_exit = self.should_exit
+        """Take no more requests and finish those taken, for up to ``drain_s``; called again: end them with 503."""
+        self._serving.engine.drain()
+        if self.should_exit:
+            self._at_once.set()
         self.should_exit = True
 
     @contextlib.contextmanager

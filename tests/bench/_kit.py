@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -29,7 +30,9 @@ __all__ = [
     "NotInstalled",
     "Samples",
     "main",
+    "number",
     "on_loop",
+    "paired",
     "quotient",
     "raw",
     "refuse",
@@ -117,8 +120,21 @@ def quotient(
     samples: Samples, over: tuple[str, str], under: tuple[str, str], name: str, title: str, **more: Any
 ) -> Figure:
     """The median of the rounds' ratios of (variant, key) to (variant, key)."""
-    pairs = zip(samples.get(over[0], ()), samples.get(under[0], ()), strict=False)
+    pairs = paired(samples, over[0], under[0])
     return _figure(name, title, [one[over[1]] / other[under[1]] for one, other in pairs], **more)
+
+
+def paired(samples: Samples, one: str, other: str) -> list[tuple[Sample, Sample]]:
+    """Two variants' samples round by round; none if one of them has none.
+
+    Raises `ValueError` if both have some and not equally many: it would pair samples of different rounds.
+    """
+    first, second = samples.get(one, ()), samples.get(other, ())
+    if not first or not second:
+        return []
+    if len(first) != len(second):
+        raise ValueError(f"{one} has {len(first)} rounds and {other} {len(second)}: measure both again")
+    return list(zip(first, second, strict=True))
 
 
 def _figure(name: str, title: str, values: list[float], **more: Any) -> Figure:
@@ -131,6 +147,12 @@ def raw(path: Path) -> dict[str, Any]:
     """A bench's JSON."""
     document: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return document
+
+
+def number(value: float) -> str:
+    """Three or four digits of it, for a table."""
+    digits = next((count for limit, count in ((2, 3), (10, 2), (1000, 1)) if abs(value) < limit), 0)
+    return f"{value:.{digits}f}"
 
 
 def versions() -> dict[str, str]:
@@ -155,6 +177,25 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+MEASURED = ("async_orch", "backends", "tests/bench", "pyproject.toml")
+"""What a figure may depend on: whether these differ from the commit counts, not whether a page or a JSON does."""
+
+
+def commit() -> dict[str, Any]:
+    """What is measured: the commit, and whether the code differs from it; None and None outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        head = _git(root, "rev-parse", "HEAD").strip()
+        changed = _git(root, "status", "--porcelain", "--", *MEASURED).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": head, "dirty": bool(changed)}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def measure(bench: Bench, rounds: int, only: Sequence[str]) -> tuple[dict[str, list[Sample]], dict[str, str]]:
@@ -186,9 +227,12 @@ def main(bench: Bench) -> None:
     parser.add_argument("--append", action="store_true", help="add the rounds to those in the file")
     parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="variants with this in their name")
     options = parser.parse_args()
-    started, load = time.time(), os.getloadavg()
+    if options.append and options.only:
+        parser.error("--append with --only would pair samples of different rounds; leave one of them out")
+    started, load, measured = time.time(), os.getloadavg(), commit()
     samples, failed = measure(bench, options.rounds, options.only)
-    spell = {"started": started, "seconds": time.time() - started, "rounds": options.rounds, "load_before": load}
+    seconds = time.time() - started
+    spell = {"started": started, "seconds": seconds, "rounds": options.rounds, "load_before": load} | measured
     path = None if options.out is None else options.out / f"{bench.name}.json"
     spells = [spell]
     if options.append and path is not None and path.exists():

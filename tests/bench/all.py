@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 BENCHES = (
-    "overhead", "structure", "overhead_ray", "overhead_log", "threads", "overlap", "feed", "real_memory", "copies",
-    "growth", "imports", "lag", "analysis",
+    "overhead", "structure", "overhead_ray", "overhead_log", "threads", "overlap", "feed", "real_memory",
+    "opencl_overlap", "copies", "growth", "imports", "lag", "analysis",
 )  # fmt: skip
 
 

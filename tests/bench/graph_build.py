@@ -1,11 +1,13 @@
 """What building a task graph costs: the Qwen3-14B decode step, replayed and unrolled, beside two obvious ways.
 
-    python -m tests.bench.graph_build [--rounds 300]
+    python -m tests.bench.graph_build [--rounds 300] [--json FILE]
 
-Every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a small class,
-with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph (skipped
-where it is not installed). Neither finds dependencies or writes bytes: both get them from the unrolled image. Warm, one
-thread.
+First what is cold, each time on fresh objects: declaring and recording, a structure's first image, which derives
+dependencies, and its first check on the device side, which expands the replays; each with its second time beside it.
+Then, warm: every build writes the step's image anew, with other inputs. *plain* makes the same calls as objects of a
+small class, with their arguments and the tasks that they wait for; *networkx* adds them as nodes and edges to a DiGraph
+(skipped where it is not installed). Neither finds dependencies or writes bytes: both get them from the unrolled image.
+One thread.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from async_orch.graph import GraphBuilder, KernelTable, UnrolledTask, unroll
+from async_orch.graph import Executor, GraphBuilder, KernelTable, UnrolledTask, unroll
 from examples.large.layer_graph import LayerGraph, StepInputs, kernel_table
 from examples.large.shape import QWEN3_14B, Shape
+from tests.bench._raw import RawFile, add_option
 
 IMAGE_NBYTES = 4 << 20
 
@@ -85,25 +89,65 @@ def call_by_call(builder: GraphBuilder, image: Any, tasks: list[UnrolledTask]) -
     return build
 
 
-def measured(build: Callable[[int], object], rounds: int) -> list[float]:
-    """Milliseconds of each call after ten that warm up."""
+Times = dict[str, list[float]]
+"""Milliseconds of each round, by ``wall`` and ``cpu``: on a machine that others use as well, the second tells more."""
+
+
+def timed(times: Times, work: Callable[[], Any]) -> Any:
+    """Call it, and add what it took."""
+    start, start_cpu = time.perf_counter_ns(), time.thread_time_ns()
+    found = work()
+    end_cpu, end = time.thread_time_ns(), time.perf_counter_ns()
+    times.setdefault("wall", []).append((end - start) / 1e6)
+    times.setdefault("cpu", []).append((end_cpu - start_cpu) / 1e6)
+    return found
+
+
+def cold_parts(shape: Shape, table: KernelTable, image: Any, rounds: int) -> dict[str, Times]:
+    """Milliseconds of what is done once, each round on fresh objects, and of the second time beside it."""
+    inputs = [inputs_of(shape, step) for step in range(2)]
+    parts: dict[str, Times] = {}
+    for _ in range(rounds):
+        graph: LayerGraph = timed(parts.setdefault("declare, record", {}), partial(LayerGraph, shape, table))
+        content = graph.builder.place_definitions()
+        check = Executor(table).check
+        for step, given in enumerate(inputs):
+            when = "again" if step else "first"
+            nbytes = timed(parts.setdefault(f"build, {when}", {}), partial(graph.build, given, image))
+            checking = partial(check, image[:nbytes], graph.region_nbytes, definitions=content)
+            timed(parts.setdefault(f"check, {when}", {}), checking)
+    return parts
+
+
+def measured(build: Callable[[int], object], rounds: int) -> Times:
+    """Times of each call after ten that warm up."""
     for step in range(10):
         build(step)
     gc.collect()
     gc.disable()
-    times = []
+    times: Times = {}
     for step in range(rounds):
-        start = time.perf_counter_ns()
-        build(step)
-        times.append((time.perf_counter_ns() - start) / 1e6)
+        timed(times, partial(build, step))
     gc.enable()
-    return sorted(times)
+    return times
+
+
+def show(name: str, times: Times, *, tasks: int = 0, size: int = 0) -> None:
+    """One row."""
+    wall = sorted(times["wall"])
+    cpu = statistics.median(times["cpu"])
+    each = f"{1e6 * cpu / tasks:.0f}" if tasks else "-"
+    figures = f"{cpu:>9.3f}{statistics.median(wall):>9.3f}{wall[int(0.9 * len(wall))]:>9.3f}"
+    print(f"{name:<28}{figures}{each:>11}{size or '-':>10}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=300)
-    rounds = parser.parse_args().rounds
+    add_option(parser)
+    options = parser.parse_args()
+    rounds = options.rounds
+    raw = RawFile(options.json, f"python -m tests.bench.graph_build --rounds {rounds}")
     shape = QWEN3_14B
     table = kernel_table()
     image = np.zeros(IMAGE_NBYTES, np.uint8)
@@ -131,11 +175,17 @@ def main() -> None:
     ]
     if importlib.util.find_spec("networkx") is not None:
         rows.append(("networkx", lambda step: networkx_build(tasks), max(rounds // 20, 5), 0))
-    print(f"{'':<28}{'ms p50':>9}{'ms p90':>9}{'ns a task':>11}{'image B':>10}")
+    print("ms; cpu: of the thread; ns a task: of the cpu p50")
+    print(f"{'':<28}{'cpu p50':>9}{'wall p50':>9}{'wall p90':>9}{'ns a task':>11}{'image B':>10}")
+    cold = cold_parts(shape, table, image, max(rounds // 30, 5))
+    for name, times in cold.items():
+        show(name, times)
+    raw.figures = {"tasks": len(tasks), "definition_nbytes": layer.nbytes, "cold_ms": cold, "warm_ms": {}, "nbytes": {}}
     for name, build, count, size in rows:
-        times = measured(build, count)
-        p50 = statistics.median(times)
-        print(f"{name:<28}{p50:>9.3f}{times[int(0.9 * len(times))]:>9.3f}{1e6 * p50 / len(tasks):>11.0f}{size:>10}")
+        times = raw.figures["warm_ms"][name] = measured(build, count)
+        raw.figures["nbytes"][name] = size
+        show(name, times, tasks=len(tasks), size=size)
+    raw.write()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from async_orch import open_backend
 from async_orch.abc import Backend, Buffer, Stream
+from tests.bench._raw import RawFile, add_option
 
 BLOCKS = 40
 BLOCK_NBYTES = 1_662_224
@@ -76,7 +77,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="host")
     parser.add_argument("--rounds", type=int, default=30)
+    add_option(parser)
     options = parser.parse_args()
+    command = f"python -m tests.bench.graph_upload --backend {options.backend} --rounds {options.rounds}"
+    raw = RawFile(options.json, command)
     backend = open_backend(options.backend)
     upload = Upload(backend)
     times: dict[str, list[float]] = {}
@@ -98,7 +102,9 @@ def main() -> None:
         ranked = sorted(found)
         p90 = ranked[int(0.9 * len(ranked))]
         print(f"{name:<44}{found[0]:>9.3f}{statistics.median(found):>9.3f}{p90:>9.3f}")
+    raw.figures = {"support": backend.info.support, "driver": backend.info.driver, "ms": times}
     backend.close()
+    raw.write()
 
 
 if __name__ == "__main__":

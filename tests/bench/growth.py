@@ -1,9 +1,9 @@
 """Whether a step costs more with more of everything: ``python -m tests.bench.growth [--out DIR]``.
 
-Microseconds of CPU time of the process a step, on ``sim:instant``: within one run of a million steps (the first
-thousand after a warm-up, then ever later ones), with 2 to 64 slots, and with 1 to 8 orchestrators in one process that
-take turns. The run of a million also gives the growth of resident memory, from step 100,000 on; it is a process of its
-own.
+Microseconds of CPU time of the process a step, on ``sim:instant``: within one run of a million steps, by the median of
+its windows of 1,000 steps early (from step 1,000 on) and late; with 2 to 64 slots; and with 1 to 8 orchestrators in one
+process that take turns. The run of a million also gives the growth of resident memory, from step 100,000 on; it is a
+process of its own.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 from async_orch import Orchestrator
 from async_orch._bench import CheckFailed, engine_cost
-from async_orch._bench._checks import check_statistics
+from async_orch._bench._checks import SlotsSeen, check_statistics
 from async_orch._bench._overhead import WARM_UP, NoOp
 from tests.bench._kit import Bench, Figure, NotInstalled, Sample, Samples, main, on_loop, quotient, single
 
 STEPS = 1_000_000
 WARM_STEPS = 100_000
-MARKS = (1_000, 2_000, 10_000, 20_000, 100_000, 110_000, 990_000, STEPS)
+WINDOW = 1_000
 SLOTS = (2, 8, 64)
+SLOTS_EACH = 3
 ORCHESTRATORS = (1, 2, 4, 8)
 SHORT_STEPS = 4_000
 PAGE_NBYTES = 4096
@@ -39,55 +42,71 @@ def _resident_nbytes() -> int:
 
 
 async def _million() -> Sample:
-    """One run; at each mark the CPU time so far."""
-    times: dict[int, int] = {}
+    """One run, window by window; what is done between windows is in none."""
+    window_us = array("d", bytes(8 * (STEPS // WINDOW)))
     resident = 0
-    async with Orchestrator(NoOp(), "sim:instant") as orch:
+    async with Orchestrator(NoOp(), "sim:instant", slots=SLOTS_EACH) as orch:
         count = 0
+        seen = SlotsSeen()
+        began_ns = time.process_time_ns()
         async for result in orch.map(range(STEPS)):
+            seen.see(result)
             if result.output != count:
                 raise CheckFailed(f"step {count} came out as {result.output}")
             count += 1
-            if count in MARKS:
-                times[count] = time.process_time_ns()
+            if count % WINDOW == 0:
+                window_us[count // WINDOW - 1] = (time.process_time_ns() - began_ns) / WINDOW / 1e3
                 if count == WARM_STEPS:
                     gc.collect()
                     resident = _resident_nbytes()
+                began_ns = time.process_time_ns()
         gc.collect()
         grown = _resident_nbytes() - resident
+    seen.end(SLOTS_EACH)
     check_statistics(orch.statistics(), STEPS)
-    sample = {
-        f"from_{start}_us": (times[end] - times[start]) / (end - start) / 1e3
-        for start, end in ((1_000, 2_000), (10_000, 20_000), (100_000, 110_000), (990_000, STEPS))
+    return tenths(window_us) | {"growth_mib": grown / 2**20}
+
+
+def tenths(window_us: Sequence[float]) -> Sample:
+    """Medians of each tenth of the windows, the first window left out: ``tenth_1_us`` to ``tenth_10_us``."""
+    share = len(window_us) // 10
+    return {
+        f"tenth_{number + 1}_us": statistics.median(window_us[max(number * share, 1) : (number + 1) * share])
+        for number in range(10)
     }
-    return sample | {"growth_mib": grown / 2**20}
 
 
 async def _several(orchestrators: int) -> Sample:
     """As many orchestrators, each with its share of the steps, in turn on one loop; a step is a step of any."""
     steps = SHORT_STEPS // orchestrators
 
-    async def one(orch: Orchestrator[int, int]) -> None:
+    async def one(orch: Orchestrator[int, int], seen: SlotsSeen) -> None:
         count = 0
         async for result in orch.map(range(WARM_UP, WARM_UP + steps)):
             if result.output != WARM_UP + count:
                 raise CheckFailed(f"step {count} came out as {result.output}")
+            seen.see(result)
             count += 1
             if count % 16 == 0:
                 await asyncio.sleep(0)
 
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(Orchestrator(NoOp(), "sim:instant")) for _ in range(orchestrators)]
-        for orch in opened:
-            async for _ in orch.map(range(WARM_UP)):
-                pass
+        opened = [
+            await stack.enter_async_context(Orchestrator(NoOp(), "sim:instant", slots=SLOTS_EACH))
+            for _ in range(orchestrators)
+        ]
+        slots_seen = [SlotsSeen() for _ in opened]
+        for orch, seen in zip(opened, slots_seen, strict=True):
+            async for result in orch.map(range(WARM_UP)):
+                seen.see(result)
         gc.collect()
         start_ns = time.process_time_ns()
         async with asyncio.TaskGroup() as tasks:
-            for orch in opened:
-                tasks.create_task(one(orch))
+            for orch, seen in zip(opened, slots_seen, strict=True):
+                tasks.create_task(one(orch, seen))
         spent_ns = time.process_time_ns() - start_ns
-    for orch in opened:
+    for orch, seen in zip(opened, slots_seen, strict=True):
+        seen.end(SLOTS_EACH)
         check_statistics(orch.statistics(), WARM_UP + steps)
     return {"cpu_us": spent_ns / (steps * orchestrators) / 1e3}
 
@@ -121,10 +140,13 @@ VARIANTS: dict[str, Callable[[], Sample]] = {
 def figures(samples: Samples) -> list[Figure]:
     flat = ("<=", 1.1)
     return [
-        single(samples, "million", "from_1000_us", "cost_early", "steps 1,000 to 2,000: CPU time a step", unit="us"),
+        single(
+            samples, "million", "tenth_1_us", "cost_early", "steps 1,000 to 100,000: CPU time a step, by windows",
+            unit="us",
+        ),
         quotient(
-            samples, ("million", "from_990000_us"), ("million", "from_10000_us"), "growth_steps",
-            "the last 10,000 of a million steps / steps 10,000 to 20,000", unit="x", goal=flat,
+            samples, ("million", "tenth_10_us"), ("million", "tenth_1_us"), "growth_steps",
+            "the last 100,000 of a million steps / steps 1,000 to 100,000", unit="x", goal=flat,
         ),
         quotient(
             samples, (f"slots {SLOTS[-1]}", "cpu_us"), (f"slots {SLOTS[0]}", "cpu_us"), "growth_slots",
@@ -141,7 +163,7 @@ def figures(samples: Samples) -> list[Figure]:
     ]  # fmt: skip
 
 
-BENCH = Bench("growth", VARIANTS, figures, rounds=3, about={"steps": STEPS, "marks": MARKS})
+BENCH = Bench("growth", VARIANTS, figures, rounds=5, about={"steps": STEPS, "window": WINDOW})
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--million"]:

@@ -3,7 +3,7 @@
 100,000 no-op steps on ``sim:instant`` with ``step_log=FILE``, until the last record is in the file, beside the bare
 `asyncio.Queue` pipeline without any log. A run that dropped a record, or whose file does not hold every step, gives no
 figure. What the two parts cost by themselves is measured beside it: the same steps without a log, and encoding and
-writing as many finished records, sixteen at a time as the log's writer does, on a thread that does nothing else.
+writing as many finished records, as many at a time as the log's writer does, on a thread that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from async_orch._bench import engine_cost, queue_cost
+from async_orch._records import CHUNK_RECORDS
 from async_orch.logs import encode_lines
 from tests.bench._kit import Bench, Figure, Sample, Samples, main, on_loop, quotient, single
 from tests.unit.step_records import step_record
 
 STEPS = 100_000
 QUEUE_STEPS = 20_000
-CHUNK = 16
 
 
 def logged() -> Sample:
@@ -42,10 +42,10 @@ def unlogged() -> Sample:
 
 def writing() -> Sample:
     """The least that the log's writer can cost: what is left when somebody else has made the records."""
-    records = [step_record(seq=seq, step_id=seq) for seq in range(CHUNK)]
+    records = [step_record(seq=seq, step_id=seq) for seq in range(CHUNK_RECORDS)]
     with tempfile.TemporaryFile() as file:
         start_ns = time.perf_counter_ns()
-        for _ in range(0, STEPS, CHUNK):
+        for _ in range(0, STEPS, CHUNK_RECORDS):
             file.write(encode_lines(records))
         file.flush()
         return {"wall_us": (time.perf_counter_ns() - start_ns) / STEPS / 1e3}

@@ -89,7 +89,7 @@ def _step_ms(ends: list[int]) -> float:
 
 
 def _check(orch: Orchestrator[Any, Any], results: list[Any], bare: int = 0) -> None:
-    """Order, slots, the compute stream, and that each workspace holds the sum of its steps' numbers.
+    """Order, slots, both streams, and that each workspace holds the sum of its steps' numbers.
 
     `bare` is how many turns of bare kernels ran over the same workspaces in between: their sums are not known here.
     """
@@ -98,6 +98,7 @@ def _check(orch: Orchestrator[Any, Any], results: list[Any], bare: int = 0) -> N
     check_statistics(orch.statistics(), len(results))
     timings = [result.timings for result in results]
     check_intervals("compute", [(t.device_start_ns, t.device_ns) for t in timings], least_ns=1, slack_ns=100_000)
+    check_intervals("copy", [(t.h2d_start_ns, t.h2d_ns) for t in timings], least_ns=1, slack_ns=100_000)
     sums = [0] * SLOTS
     for result in results[: STEPS if bare else None]:
         sums[result.slot] += result.seq + 1

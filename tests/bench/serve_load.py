@@ -6,6 +6,9 @@
 The server runs in a process of its own, the clients in this one: 64 streams, a quarter of which leave in the middle,
 with nonsense sent in between. Every stream that stays is compared with what greedy decoding gives offline.
 
+The exit status is 1 if a stream got something else than its tokens, a step failed or, in a mode that must not,
+allocated, or the server kept a slot, block, task, file or memory.
+
 "of bound" is the share of the measured time in which the device executed steps, by the step log, from the first step
 that began after the warm-up to the last; it is 1 if the device never waited. On `sim` a step's time is the profile's.
 ``hash`` is a model that costs the host next to nothing, so that the server is what is measured; its steps take the
@@ -17,8 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import importlib.metadata
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -36,12 +41,16 @@ from examples.qwen3.tokenizer import GrowingText, TextCodec
 from examples.serve.app import Settings, serving
 from examples.serve.served_qwen3 import ServedQwen3
 from examples.serve.server import HttpServer, listen
+from tests.bench._kit import machine, versions
 from tests.serve.hash_model import Characters, HashModel, answer, text_of
 from tests.serve.load import Crowd
 
 NAME = "bench"
 ROUNDS = 3_000_000
 """Of the loop that makes a step of the hash model take some milliseconds on `opencl`."""
+
+MOST_GROWTH_MIB = 32.0
+"""Resident memory after the load, above that after the warm-up; two minutes of the real model took 5 MiB more."""
 
 STORIES = ["Once upon a time", "There was once a clever fox", "One night there was a storm", "A", "The old bear"]
 
@@ -210,6 +219,26 @@ async def measure(options: argparse.Namespace, mode: str, load: Any) -> dict[str
     }  # fmt: skip
 
 
+def faults(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a run of `measure`, one line each: streams, things left behind, steps, memory, exit status."""
+    most = dict.fromkeys(("wrong", "blocks", "slots", "tasks", "fds", "failed", "allocs", "status"), 0.0)
+    most["rss MiB"] = MOST_GROWTH_MIB
+    if row["mode"] == "naive":
+        del most["allocs"]  # it allocates for each step: that is what the mode is
+    found = [f"{row['mode']}: {name}={row[name]:.4g}, must be at most {limit:g}" for name, limit in most.items()
+             if row[name] > limit]  # fmt: skip
+    if not row["survived"]:
+        found.append(f"{row['mode']}: survived=0, so nothing was compared; measure longer (--seconds)")
+    return found
+
+
+def commit() -> str | None:
+    """What is measured: git's name of it, with "-dirty" if files differ from that; None outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return done.stdout.strip() or None
+
+
 async def quiet(server: Server) -> dict[str, Any]:
     """What the server holds once nothing runs any more; after ten seconds what it holds then."""
     for _ in range(100):
@@ -231,11 +260,13 @@ async def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--warm-up", type=float, default=2.0)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write machine, versions and all figures as JSON")
     parser.add_argument("--step-log", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         await serve(options)
         return
+    load_before = os.getloadavg()
     load = hash_load() if options.model == "hash" else await story_load()
     print(f"{options.model} on {options.backend}, {options.streams} streams, {options.seconds:g} s", flush=True)
     rows = []
@@ -244,8 +275,20 @@ async def main() -> None:
         print(
             "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True
         )
-    if any(row["wrong"] or row["blocks"] or row["slots"] or row["status"] for row in rows):
-        sys.exit("a stream got something else than its tokens, or something was left behind")
+    if options.out is not None:
+        document = {
+            "command": "python -m tests.bench.serve_load " + shlex.join(sys.argv[1:]),
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions() | {name: importlib.metadata.version(name) for name in ("starlette", "uvicorn")},
+            "load_before": load_before,
+            "load_after": os.getloadavg(),
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    found = [fault for row in rows for fault in faults(row)]
+    if found:
+        sys.exit("\n".join(found))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 from async_orch import Orchestrator, SlotSpec, StepProgram, _delta, open_backend
 from async_orch.abc import Backend, ByteArray, Stream
 from async_orch.logs import StepRecord
+from tests.bench._raw import RawFile, add_option
 from tests.bench.paged_decode import images
 
 SLOTS = 3
@@ -130,8 +131,8 @@ def p50_us(values: Any) -> str:
     return f"{statistics.median(known) / 1e3:.0f}" if known else "-"
 
 
-def show(name: str, records: list[StepRecord], steps: list[ByteArray]) -> None:
-    """One row."""
+def show(name: str, records: list[StepRecord], steps: list[ByteArray]) -> dict[str, Any]:
+    """One row; gives what it comes from, a list with a value for each step."""
     copied = statistics.mean(record.copy_nbytes or 0 for record in records)
     full = statistics.mean(step.size for step in steps[SLOTS:])
     whole = [(r.h2d_start_ns or 0) + (r.h2d_ns or 0) - (r.build_start_ns or 0) - (r.build_ns or 0) for r in records]
@@ -139,6 +140,13 @@ def show(name: str, records: list[StepRecord], steps: list[ByteArray]) -> None:
         f"| {name} | {copied:,.0f} | {copied / full:.2%} | {p50_us(r.h2d_ns for r in records)} "
         f"| {p50_us(r.delta_ns for r in records)} | {p50_us(whole)} |"
     )
+    return {
+        "full_nbytes": [step.size for step in steps[SLOTS:]],
+        "copy_nbytes": [record.copy_nbytes for record in records],
+        "h2d_ns": [record.h2d_ns for record in records],
+        "delta_ns": [record.delta_ns for record in records],
+        "build_to_copied_ns": whole,
+    }
 
 
 def main() -> None:
@@ -146,20 +154,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--backends", default="host,opencl,sim:a5-report")
+    add_option(parser)
     arguments = parser.parse_args()
+    command = f"python -m tests.bench.upload_delta --steps {arguments.steps} --backends {arguments.backends}"
+    raw = RawFile(arguments.json, command)
     graphs = {form: images(arguments.steps, unrolled=form == "unrolled") for form in ("replayed", "unrolled")}
     comparison(graphs["unrolled"][0])
     for name in arguments.backends.split(","):
         backend = open_backend(name)
         each_us, rate, nbytes = overhead_nbytes(backend)
+        found: dict[str, Any] = {"support": backend.info.support, "copy_us": each_us, "copy_overhead_nbytes": nbytes}
         print(f"\n{name} ({backend.info.support})")
         print(f"a copy more costs {each_us:.1f} us, copies run at {rate:.2f} GB/s: worth {nbytes:,} B\n")
         print(f"| {name} | bytes a step | of full | copy p50 us | compare p50 us | build to copied p50 us |")
         print("|---|---:|---:|---:|---:|---:|")
         for form, steps in graphs.items():
             for upload in ("full", "delta"):
-                show(f"{form}, {upload}", asyncio.run(uploads(backend, steps, upload)), steps)
+                row = f"{form}, {upload}"
+                found[row] = show(row, asyncio.run(uploads(backend, steps, upload)), steps)
+        raw.figures[name] = found
         backend.close()
+    raw.write()
 
 
 if __name__ == "__main__":

@@ -70,5 +70,8 @@ TestAscend = conformance_suite(
     kernels=KERNELS,
     open_adopting=lambda compute, copy: open_ascend(compute_stream=compute, copy_stream=copy),
     isolates=False,
+    copy_alignment_nbytes=64,
 )
-TestAscendOnNativeStreams = conformance_suite(open_ascend, kernels=KERNELS, open_adopting=_native, isolates=False)
+TestAscendOnNativeStreams = conformance_suite(
+    open_ascend, kernels=KERNELS, open_adopting=_native, isolates=False, copy_alignment_nbytes=64
+)

@@ -227,8 +227,25 @@ async def test_an_adopted_stream_is_not_struck() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"action": "explode"}, "action='explode' is not possible at 'copy'"),
-        ({"operation": "free"}, "operation='free' must be one of"),
+        ({"action": "explode"}, "action='explode' must be one of raise, delay, hang, lose_device, short_copy, out_of"),
+        ({"action": ["raise"]}, "action=['raise'] must be one of raise, delay"),
+        ({"operation": "free"}, "operation='free' must be one of alloc, alloc_host, copy, launch, record, wait"),
+        ({"operation": None}, "operation=None must be one of"),
+        ({"operation": ["copy"]}, "operation=['copy'] must be one of"),
+        ({"stream": "copying"}, "stream='copying' must be one of copy, compute; None is for both"),
+        ({"stream": 1}, "stream=1 must be one of copy, compute"),
+        ({"where": "host"}, "where='host' must be one of call, device; None is for 'device'"),
+        ({"nth": "2"}, "nth='2' must be an int, not str"),
+        ({"nth": 2.0}, "nth=2.0 must be an int, not float"),
+        ({"nth": True}, "nth=True must be an int, not bool"),
+        ({"probability": "often"}, "probability='often' must be a number from 0 to 1"),
+        ({"probability": True}, "probability=True must be a number from 0 to 1"),
+        ({"probability": float("nan")}, "probability=nan must be from 0 to 1"),
+        ({"delay_ns": 1e6}, "delay_ns=1000000.0 must be an int, not float"),
+        ({"copied_nbytes": None}, "copied_nbytes=None must be an int, not NoneType"),
+        ({"error": "boom"}, "error='boom' must be a class of exceptions, such as RuntimeError"),
+        ({"error": KeyboardInterrupt}, "must be a class of exceptions, such as RuntimeError"),
+        ({"error": UnicodeDecodeError}, "error=UnicodeDecodeError must take a message as its only argument: TypeError"),
         ({"action": "short_copy", "operation": "launch"}, "'short_copy' is not possible at 'launch'"),
         ({"action": "hang", "operation": "alloc"}, "'hang' is not possible at 'alloc'; possible are raise, delay"),
         ({"operation": "alloc", "stream": "copy"}, "stream='copy' makes no sense for 'alloc'"),
@@ -247,6 +264,22 @@ def test_a_fault_that_cannot_be_is_refused(options: dict[str, Any], message: str
     with pytest.raises(ConfigurationError) as caught:
         Fault(**arguments)
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("faults", "seed", "message"),
+    [
+        ([{"action": "raise"}], 0, r"\{'action': 'raise'\} is a dict, not a Fault"),
+        ([[]], 0, r"\[\] is a list, not a Fault; give FaultPlan\(\*faults\)"),
+        ([], "a", "seed='a' must be an int, not str"),
+        ([], None, "seed=None must be an int, not NoneType"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(faults: list[Any], seed: Any, message: str) -> None:
+    """What is no Fault, and a seed that is no int, are named when the plan is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        FaultPlan(*faults, seed=seed)
 
 
 def test_what_is_no_plan_is_refused() -> None:

@@ -63,6 +63,7 @@ def test_the_a5_profile_reproduces_the_report() -> None:
     assert device_ns == 36_800_000
     assert profile.alloc_ns(66_488_960) + profile.copy_ns(5_310_080) == pytest.approx(105_716_560, rel=0.0001)
     assert profile.support == "calibrated to the a5 report (simpler #1841)"
+    assert profile.assumed == ("alloc_fixed_ns", "copy_fixed_ns", "launch_ns", "kernel_ns", "jitter")
 
 
 def test_a_negative_cost_is_refused() -> None:

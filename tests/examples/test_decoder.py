@@ -1,5 +1,6 @@
 """The decoder against a slow plain implementation, on random checkpoints, without an engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from async_orch.exceptions import GraphOverflow
-from examples.qwen3 import kernels
+from async_orch.exceptions import GraphError, GraphOverflow
+from examples.qwen3 import decode_graph, kernels
 from examples.qwen3.config import ModelError
+from examples.qwen3.graph_parts import write_layer
 from examples.qwen3.kernels import linear, swiglu
 from examples.qwen3.paged_kernels import linear_tiles
 from examples.qwen3.program import Qwen3Decode, SlotMemory
@@ -47,6 +49,21 @@ def test_logits_do_not_depend_on_batch_mates(tmp_path: Path) -> None:
     for row, prompt in enumerate(PROMPTS):
         _, alone = serial_decode(tmp_path, [prompt], 6)
         np.testing.assert_array_equal(together[row], alone[0])
+
+
+def test_a_read_of_activations_that_nobody_wrote_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that lost its first norm does not read what an earlier step left there: its graph is refused."""
+    make_checkpoint(tmp_path, seed=2)
+
+    def without_first_norm(task: Callable[..., int], *args: Any, **options: Any) -> None:
+        calls = iter(range(100))
+        write_layer(lambda *call, **more: task(*call, **more) if next(calls) else -1, *args, **options)
+
+    monkeypatch.setattr(decode_graph, "write_layer", without_first_norm)
+    with pytest.raises(
+        GraphError, match=r"\(linear\), argument 1: reads bytes .* of region 'workspace', which no earlier"
+    ):
+        Qwen3Decode(tmp_path, batch=2, capacity=16)
 
 
 def test_a_head_stored_twice_is_ignored_when_tied(tmp_path: Path) -> None:

@@ -44,6 +44,25 @@ def test_the_table_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sim:instant: tested against a fake; 3 steps a mode" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "sim:a5-report",
+            "kernel_ns 36.8 ms, alloc_fixed_ns 0, copy_fixed_ns 0, launch_ns 0, jitter 0; kernel_ns is the device time",
+        ),
+        ("sim:a2a3-published", "alloc_fixed_ns 0, launch_ns 0, jitter 0"),
+        ("sim:instant", None),
+    ],
+)
+def test_assumed_figures_are_said_on_screen(name: str, line: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Above the table stand the figures of the profile that have no source, with their values."""
+    assert main(["--shape=small", "--backend", name, "--steps", "2", "--mode", "ring"]) == 0
+    lines = [each.removesuffix(" of a step") for each in capsys.readouterr().out.splitlines()]
+    said = [each for each in lines if "assumed, not" in each]
+    assert said == ([] if line is None else [f"assumed, not published for this device: {line}"])
+
+
 def test_published_figures_are_a_profile() -> None:
     """The profile a2a3-published opens and says what it is calibrated to."""
     backend = open_backend("sim:a2a3-published")

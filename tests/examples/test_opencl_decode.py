@@ -85,6 +85,54 @@ def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
 
 
+def test_no_step_makes_the_driver_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first launch, at which PoCL compiles, is in open, of no graph; steps are cold or warm as they were."""
+    make_checkpoint(tmp_path, seed=3)
+    schedule = Schedule([[10, 11]], 2, 64)
+    statuses: list[str] = []
+
+    class Watched(OpenCLDecode):
+        def _launch_once(self, device: Any) -> None:
+            before = device.resident_nbytes
+            monkeypatch.setattr(device, "free", self._freed(device))
+            super()._launch_once(device)
+            assert device.resident_nbytes == before
+
+        def _freed(self, device: Any) -> Any:
+            free = device.free
+
+            def look_and_free(buffer: Any) -> None:
+                if buffer.nbytes == self.dispatcher.STATUS_NBYTES:
+                    statuses.append(self._status_of(device, buffer))
+                free(buffer)
+
+            return look_and_free
+
+        def _status_of(self, device: Any, buffer: Any) -> str:
+            found = np.empty(buffer.nbytes, np.uint8)
+            cl.enqueue_copy(device.compute_stream.native, found, buffer.native)
+            with pytest.raises(ImageCorrupt) as caught:
+                self.dispatcher.check(found)
+            return str(caught.value)
+
+    reasons: list[str | None] = []
+
+    async def main() -> None:
+        program = Watched(tmp_path, batch=1, capacity=schedule.capacity)
+        async with Orchestrator(
+            program, "opencl", observers=[lambda record: reasons.append(record.cold_reason)]
+        ) as orch:
+            async for _ in orch.map(schedule):
+                pass
+
+    enqueues = Enqueues(monkeypatch)
+    asyncio.run(main())
+    assert enqueues.names.count("enqueue_nd_range_kernel") == 1 + len(schedule)
+    assert reasons == ["first_launch", *[None] * (len(schedule) - 1)]
+    assert len(statuses) == 1
+    assert "magic" in statuses[0]
+
+
 def program_tasks(folder: Path, sizes: dict[str, Any]) -> int:
     """Tasks of the graph that one launch walks."""
     return Qwen3Decode(folder, **sizes).graph.max_tasks

@@ -2,8 +2,9 @@
 
 What a driver would answer with a code, it answers with that code; what a driver would let pass and then corrupt,
 stall or leak, raises `AclMisuse` and stays in `FakeAcl.misuses`: a call outside of a context, a copy from or to memory
-that is not pinned (it would block, holding the GIL), a wait for an event made without SYNC, a handle that does not
-exist, an event recorded again while a stream has yet to pass its wait, anything left over at the end.
+that is not pinned or a stream destroyed with work on it (both would block, holding the GIL), a wait for an event made
+without SYNC, a handle that does not exist, an event recorded again while a stream has yet to pass its wait, anything
+left over at the end. As behind the GIL, no two calls that keep it run at once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FakeAcl:
         self.memory: dict[int, tuple[ctypes.Array[ctypes.c_char], int, bool]] = {}
         self._copying: collections.Counter[int] = collections.Counter()
         self._kept: list[object] = []
-        self._lock = threading.RLock()
+        self._gil = threading.RLock()
         self._here = threading.local()
         self._handles = 1000
         runtime = SimpleNamespace()
@@ -74,9 +75,9 @@ class FakeAcl:
             code = self.fail_next.pop(name, 0)
             if code:
                 return self._result(row, code)
-            if row.blocks:
+            if row.releases_gil:
                 return self._result(row, *body(*args))
-            with self._lock:
+            with self._gil:
                 return self._result(row, *body(*args))
 
         return call
@@ -214,13 +215,17 @@ class FakeAcl:
     def _memcpy_async(self, dst: int, limit: int, src: int, nbytes: int, kind: int, stream: int) -> tuple[int, ...]:
         if nbytes > limit or kind not in range(4):
             return (107000,)
+        if kind == 0:
+            return (207000,)
+        if dst % ALIGNMENT or src % ALIGNMENT:
+            return (107008,)
         target = self._inside(dst, limit, is_host=kind in (0, 2), what="destination of memcpy_async")
         source = self._inside(src, nbytes, is_host=kind in (0, 1), what="source of memcpy_async")
         self._copying.update((target, source))
 
         def copy() -> None:
             ctypes.memmove(dst, src, nbytes)
-            with self._lock:
+            with self._gil:
                 self._copying.subtract((target, source))
 
         return (self.streams[stream].put(copy),)
@@ -237,6 +242,8 @@ class FakeAcl:
         return 0, handle
 
     def _destroy_stream(self, stream: int) -> tuple[int, ...]:
+        if not self.streams[stream].idle:
+            self._misuse("a stream was destroyed with work on it: the call would block, and keeps the GIL")
         self.streams.pop(stream).stop()
         return (0,)
 

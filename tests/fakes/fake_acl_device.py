@@ -15,9 +15,10 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.error = 0
-        self._put = 0
+        self._put = 0  # work that may take time; markers do not
         self._done = 0
-        self._queue: queue.SimpleQueue[tuple[Callable[[], object], int, bool] | None] = queue.SimpleQueue()
+        self._counting = threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], int, bool | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fake-acl-stream", daemon=True)
         self._thread.start()
 
@@ -26,21 +27,27 @@ class FakeStream:
         return self._put == self._done
 
     def put(self, work: Callable[[], object], code: int = 0, *, always: bool = False) -> int:
-        """Enqueue; ``always`` for markers, which are reached also behind a failure. Gives the return code."""
+        """Enqueue; ``always`` for waits, which take place also behind a failure. Gives the return code."""
         if self.error and not always:
             return self.error
-        self._put += 1
+        with self._counting:
+            self._put += 1
         self._queue.put((work, code, always))
+        return 0
+
+    def mark(self, reached: Callable[[], object]) -> int:
+        """Enqueue what is not work: it takes no time, and is reached also behind a failure."""
+        self._queue.put((reached, 0, None))
         return 0
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             work, code, always = item
-            if always or not self.error:
+            if always is not False or not self.error:
                 work()
                 self.error = self.error or code
             item = work = None  # type: ignore[assignment]
-            self._done += 1
+            self._done += always is not None
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -74,7 +81,7 @@ class FakeEvent:
             self.reached_ns = time.monotonic_ns()
             done.set()
 
-        return stream.put(reach, always=True)
+        return stream.mark(reach)
 
     def hold(self, stream: FakeStream) -> int:
         done = self._done

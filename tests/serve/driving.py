@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from async_orch.abc import Backend
 from examples.serve.app import Serving, Settings, serving
 from examples.serve.server import HttpServer, listen
 from tests.serve.hash_model import Characters, HashModel
 
-__all__ = ["NAME", "Running", "client", "raw", "running", "until"]
+__all__ = ["NAME", "Running", "client", "deaf", "raw", "running", "until"]
 
 NAME = "hash"
 
@@ -74,13 +76,13 @@ async def running(
     reported: list[tuple[str, str]] = []
     options = Settings(name=settings.pop("name", NAME), **settings)
     codec = getattr(model, "codec", None) or Characters()
-    with listen("127.0.0.1", 0) as socket:
+    with listen("127.0.0.1", 0) as listening:
         async with serving(
             model, codec, backend, options, access_log=access.append, report=lambda *event: reported.append(event)
         ) as opened:
             server = HttpServer(opened, drain_s=drain_s, connections=connections, header_s=header_s)
-            serve = asyncio.create_task(server.serve(sockets=[socket]))
-            found = Running(opened, server, socket.getsockname()[1])
+            serve = asyncio.create_task(server.serve(sockets=[listening]))
+            found = Running(opened, server, listening.getsockname()[1])
             found.reported, found.access = reported, access
             try:
                 await until(lambda: server.started)
@@ -88,6 +90,28 @@ async def running(
             finally:
                 server.stop()
                 await serve
+
+
+@contextlib.asynccontextmanager
+async def deaf(server: Running, request: bytes) -> AsyncIterator[socket.socket]:
+    """A client that sends a request and reads nothing, until the server cannot write to it; its socket.
+
+    All buffers on the way are small, some 20 KB in all, so the answer must be larger: a stream of more than a hundred
+    events, which takes steps that cost the device some time (many tokens that come at once are one event).
+    """
+    loop, known = asyncio.get_running_loop(), set(server.server.server_state.connections)
+    with socket.socket() as opened:
+        opened.setblocking(False)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(opened, ("127.0.0.1", server.port))
+        await until(lambda: len(server.server.server_state.connections) > len(known))
+        [connection] = set(server.server.server_state.connections) - known
+        assert isinstance(connection, H11Protocol)
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection.transport.set_write_buffer_limits(high=4096)
+        await loop.sock_sendall(opened, request)
+        await until(lambda: connection.flow.write_paused)
+        yield opened
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,11 @@
-"""Connections: as many as the server can hold, and none that never says what it wants."""
+"""Connections: as many as the server can hold, and none that never says what it wants, or says what is no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
 import resource
 from collections.abc import AsyncIterator
 
@@ -82,6 +83,40 @@ async def test_a_request_that_takes_longer_than_a_header_may_is_served() -> None
         assert split(await reader.read())[0] == 200
         writer.close()
         await writer.wait_closed()
+
+
+NO_HTTP = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    b"GET\r\n\r\n",
+    b"\x00" * 100 + b"\r\n\r\n",
+    post(GOOD, content_length="-5"),
+    post(GOOD, content_length="5, 6"),
+    post(b"zz\r\n", content_length="").replace(b"content-length: ", b"transfer-encoding: chunked"),
+]
+
+
+async def test_what_is_no_http_ends_that_connection_only() -> None:
+    """A TLS hello, noise, a length that is none, a broken chunk: 400 in OpenAI's shape; the server goes on."""
+    async with running() as server:
+        for request in NO_HTTP:
+            status, headers, body = split(await raw(server, request))
+            assert (status, headers["content-type"], headers["connection"]) == (400, "application/json", "close")
+            error = json.loads(body)["error"]
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+        assert split(await raw(server, post(GOOD)))[0] == 200
+
+
+async def test_what_is_no_http_beside_an_answer_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A body that breaks off into noise while its answer is sent: the connection is closed, with no traceback."""
+    async with running() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(b"zz\r\n")
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_the_default_stays_below_the_limit_of_open_files() -> None:

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import logging
 import time
+from typing import Any
 
 import pytest
 
 from async_orch import OrchError, open_backend
 from async_orch.testing import leak_check
-from tests.serve.driving import NAME, running
+from tests.bench.serve_load import faults
+from tests.serve.driving import NAME, running, until
 from tests.serve.hash_model import HashModel, answer, text_of
 from tests.serve.load import Crowd
 
@@ -30,6 +32,7 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
     with leak_check() as leaks:
         async with running(model, backend, mode=mode) as server:
             leaks.watch(server.opened.orchestrator)
+            tasks = asyncio.all_tasks()
             crowd = Crowd(server.port, NAME, wanted, PROMPTS, streams=64)
             end = time.monotonic() + 1.0
             await crowd.run(lambda: time.monotonic() > end)
@@ -37,8 +40,8 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
             scheduler = server.engine.scheduler
             assert scheduler.blocks.available == scheduler.blocks.total
             assert not scheduler.running
-            tasks = {task.get_name() for task in asyncio.all_tasks() if "engine" in task.get_name()}
-            assert tasks == {"engine"}
+            state = server.server.server_state  # connections that were closed just now are still on their way out
+            await until(lambda: not (state.tasks or state.connections or asyncio.all_tasks() - tasks))
             statistics = server.opened.orchestrator.statistics()
     assert crowd.wrong == []
     assert crowd.survived > 30
@@ -68,3 +71,24 @@ async def test_a_real_driver_gives_the_same_tokens() -> None:
         backend.close()
     assert crowd.wrong == []
     assert crowd.survived > 4
+
+
+CLEAN: dict[str, Any] = {
+    "mode": "pipelined", "survived": 9, "wrong": 0, "blocks": 0, "slots": 0, "tasks": 0, "fds": -1, "rss MiB": 4.0,
+    "failed": 0, "allocs": 0, "status": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("survived", 0), ("wrong", 1), ("blocks", 1), ("slots", 1), ("tasks", 1), ("fds", 1), ("rss MiB", 100.0),
+        ("failed", 1), ("allocs", 1), ("status", 1),
+    ],
+)  # fmt: skip
+def test_the_load_bench_fails_by_whatever_goes_wrong(name: str, value: float) -> None:
+    """Each figure that must not be is named; steps of mode naive allocate, which is what the mode is for."""
+    assert faults(CLEAN) == []
+    assert faults(CLEAN | {"mode": "naive", "allocs": 7}) == []
+    [fault] = faults(CLEAN | {name: value})
+    assert fault.startswith(f"pipelined: {name}=")

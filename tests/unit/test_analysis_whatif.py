@@ -127,6 +127,33 @@ def test_factors_and_recommendation(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["predictions"][0]["setting"]["mode"] == "ring"
 
 
+def test_settings_are_compared_over_the_same_steps(tmp_path: Path) -> None:
+    """Where nothing but the device counts, more slots change nothing, though its steps become slower in the run."""
+    log = tmp_path / "log"
+    run_engine(log, *WORKLOADS["device"], slots=3, queue_depth=2)
+    lines = log.read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    steps = [record for record in records if record["event"] == "step.completed"]
+    for number, record in enumerate(steps):
+        record["device_ns"] += 50_000 * number
+    log.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    predictions = whatif(read_frames(log), [{"slots": slots} for slots in range(3, 9)]).predictions
+    assert len({round(item.steps_per_s, 1) for item in predictions}) == 1
+
+
+def test_what_needs_another_device_is_not_recommended_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A faster copy that gains nothing is not recommended, and that nothing helps is said."""
+    log = tmp_path / "log"
+    run_engine(log, *WORKLOADS["device"], slots=3, queue_depth=2)
+    assert main(["whatif", str(log), "--slots", "3", "--copy-x", "0.1,1"]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if "<- recommended" in line]
+    assert "copy x" not in line
+    assert "none of these settings is 1 % faster than the run as it was" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

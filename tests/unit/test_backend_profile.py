@@ -38,7 +38,14 @@ def test_a_profile_file_is_read(tmp_path: Path) -> None:
         )
     )
     assert load_profile(str(path)) == SimProfile(
-        name="mine", kernel_ns=5, copy_bytes_per_s=1e9, launch_ns=3, jitter=0.5, seed=4, memory_nbytes=1000
+        name="mine",
+        kernel_ns=5,
+        copy_bytes_per_s=1e9,
+        launch_ns=3,
+        jitter=0.5,
+        seed=4,
+        memory_nbytes=1000,
+        assumed=("launch_ns",),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from async_orch._bench import FIGURES, CheckFailed, Shape, _checks, _figures, en
 from async_orch._bench._overlap import TimedSteps
 from async_orch.abc import ByteArray
 from async_orch.cli import main
+from tests.bench import growth, lag
 from tests.unit.test_layering import imports_of
 
 
@@ -103,6 +105,64 @@ def test_slots_that_do_not_cycle_are_noticed() -> None:
         _checks.check_slots(uses, 3)
     with pytest.raises(CheckFailed, match="generation 0, should be 1"):
         _checks.check_slots([*uses, uses[0]], 2)
+
+
+def test_results_of_a_threaded_run_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of threads whose operations overlap gives no figure."""
+
+    def fails(name: str, spans: Any, **limits: int) -> None:
+        assert len(list(spans)) > 20
+        raise CheckFailed(f"operations of the {name} stream overlap")
+
+    monkeypatch.setattr("async_orch._bench._wakeups.check_intervals", fails)
+    with pytest.raises(CheckFailed, match="copy stream overlap"):
+        asyncio.run(_bench.threaded_cost(20))
+
+
+def _lag_run() -> tuple[list[Any], list[dict[str, Any]], Any]:
+    """Four steps that did their work on two streams: results, log and counts."""
+    ms = 1_000_000
+    results = [SimpleNamespace(output=i, slot=i % 3, generation=i // 3) for i in range(4)]
+    log = [
+        {
+            "event": "step.completed", "seq": i, "build_ns": 8 * ms, "h2d_start_ns": 10 * ms * i, "h2d_ns": ms,
+            "device_start_ns": 10 * ms * i, "device_ns": 10 * ms,
+        }
+        for i in range(4)
+    ]  # fmt: skip
+    counted = SimpleNamespace(submitted=4, completed=4, step_path_allocs=0, slots_leased=0, records_dropped=0)
+    return results, log, counted
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        (lambda results, log, counted: None, None),
+        (lambda results, log, counted: log.pop(), "in order"),
+        (lambda results, log, counted: log[2].update(device_ns=9_000_000), "its device takes"),
+        (lambda results, log, counted: log[2].update(h2d_start_ns=10_000_000), "overlap"),
+        (lambda results, log, counted: setattr(results[3], "generation", 0), "generation"),
+        (lambda results, log, counted: setattr(counted, "records_dropped", 1), "dropped"),
+        (lambda results, log, counted: log[1].update(event="step.failed"), "complete"),
+    ],
+)
+def test_what_the_bench_of_builds_checks(breaks: Any, said: str | None) -> None:
+    """Lost records, slots out of turn, and device operations that overlap or are too short give no figure."""
+    results, log, counted = _lag_run()
+    breaks(results, log, counted)
+    data = b"\n".join(json.dumps(line).encode() for line in log)
+    if said is None:
+        assert lag.check(results, data, counted) == 8_000_000
+    else:
+        with pytest.raises(CheckFailed, match=said):
+            lag.check(results, data, counted)
+
+
+def test_growth_is_told_from_a_disturbance() -> None:
+    """A step that gets dearer shows in the late windows' median; the first window, and a slow spell, do not count."""
+    window_us = [99.0, *[10.0] * 59, *[30.0] * 40, *[10.0] * 800, *[12.0] * 60, *[40.0] * 40]
+    found = growth.tenths(window_us)
+    assert (found["tenth_1_us"], found["tenth_5_us"], found["tenth_10_us"]) == (10.0, 10.0, 12.0)
 
 
 def test_it_measures_what_users_have() -> None:

@@ -16,6 +16,8 @@ from async_orch.abc import Buffer
 from async_orch.cli import main
 from async_orch.exceptions import OutOfDeviceMemory
 
+SUPPORT = "measured on PAPER"  # what this module claims for the backends that it opens
+
 
 class FullBackend(HostBackend):
     """A device without memory to spare, to be told what it lacks."""
@@ -103,7 +105,14 @@ def test_one_broken_backend_does_not_hide_the_others(capsys: pytest.CaptureFixtu
     assert lines[1].startswith("host ")
     assert lines[1].endswith("measured on CPU")
     reasons = dict(line.split(": ", 1) for line in lines[3:])
-    assert sorted(reasons) == ["absent", "crashes", "exits", "full", "nameless"]
+    assert sorted(reasons) == [
+        "absent",
+        "crashes (measured on PAPER)",
+        "exits (measured on PAPER)",
+        "full (measured on CPU)",
+        "nameless",
+    ]
+    reasons = {name.partition(" ")[0]: reason for name, reason in reasons.items()}
     assert "a_package_that_is_not_there" in reasons["absent"]
     assert "no such thing" in reasons["crashes"]
     assert reasons["exits"] == "backend 'exits' could not be opened: it raised SystemExit(driver too old)"
@@ -122,6 +131,34 @@ def test_json_has_every_figure_for_every_backend(capsys: pytest.CaptureFixture[s
     assert all(host[key] > 0 for key in ("memory_nbytes", "alloc_ns", "copy_ns", "copy_bytes_per_s"))
     assert not absent["works"]
     assert all(absent[key] is None for key in absent if key not in ("backend", "works", "why_not"))
+
+
+@pytest.mark.usefixtures("entries")
+def test_support_is_told_also_of_what_does_not_open(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is what the backend says once it is open, or the SUPPORT of its opener's module; null without either."""
+    assert main(["backends", "--format", "json", "--no-measure"]) == 0
+    support = {entry["backend"]: entry["support"] for entry in json.loads(capsys.readouterr().out)}
+    assert support == {
+        "absent": None,
+        "crashes": "measured on PAPER",
+        "exits": "measured on PAPER",
+        "full": "measured on CPU",
+        "host": "measured on CPU",
+        "nameless": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["ascend", "cuda", "torch"])
+def test_our_own_say_how_far_their_support_goes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the driver's module is missing the word is that of the documents: none of them was measured."""
+    for module in ("acl", "cuda.core", "torch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["backends", name, "--format", "json"]) == 1
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert not entry["works"]
+    assert entry["support"] == ("not run" if name == "torch" else "tested against a fake")
 
 
 @pytest.mark.usefixtures("entries")

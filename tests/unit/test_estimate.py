@@ -13,6 +13,7 @@ from async_orch.abc import ByteArray, Stream
 from async_orch.analysis import EstimateError, Setting, StepCost, StepSizes, estimate
 from async_orch.analysis._model import simulate
 from async_orch.analysis._render_estimate import percent
+from async_orch.analysis._whatif import _fill as fill
 from async_orch.analysis._whatif import _prediction as prediction
 from async_orch.cli import main
 
@@ -131,7 +132,9 @@ def test_advice_names_what_would_help(capsys: pytest.CaptureFixture[str]) -> Non
     )
     assert "With 3 slots: 5.00 ms a step." in capsys.readouterr().out
     assert main(["estimate", "--build-ms", "6", "--h2d-ms", "1", "--launch-ms", "1", "--device-ms", "5"]) == 0
-    assert "With the build off the event loop (--build-workers 1): 6.00 ms a step" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "With the build off the event loop (--build-workers 1): 6.00 ms a step" in out
+    assert 'if it does not hold the GIL; a build that is Python code does, and needs build_in="process" for it.' in out
 
 
 def test_json_is_one_object_in_ns_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,4 +199,4 @@ def test_overlapped_is_never_below_the_bound(step: StepCost, setting: Setting) -
 def test_whatif_is_never_faster_than_the_device() -> None:
     """A prediction from few steps whose queues fill slowly does not beat the time that the device needs for each."""
     step, setting = cost(8, 1, 1, 10), Setting()
-    assert prediction(setting, simulate([step] * 150, setting)).steps_per_s <= 100
+    assert prediction(setting, simulate([step] * 150, setting), fill([setting], 150)).steps_per_s <= 100

@@ -73,7 +73,10 @@ def nothing_left() -> Iterator[None]:
             r"\(Holds\) cannot be made in a worker process: .*lambda.*__getstate__ or __reduce__",
         ),
         (Engine, r"\(Engine\) cannot be made in a worker process: prepare\(\) of an EngineProgram .*build_in='thread'"),
-        (Refuses, r"cannot be made in a worker process: RuntimeError: no licence in this process"),
+        (
+            Refuses,
+            r"'default' \(Refuses\) cannot be made in a worker process: RuntimeError: no licence in this process",
+        ),
     ],
 )
 async def test_a_program_that_no_worker_can_make_is_refused_at_open(make: Callable[[], Any], message: str) -> None:
@@ -89,6 +92,15 @@ async def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     """Off Linux there is no nameless memory to inherit; the message says what to use instead."""
     monkeypatch.setattr(_process_programs, "PLATFORM", "darwin")
     with pytest.raises(ConfigurationError, match=r"build_in='process' needs Linux .* is darwin; use build_in='thread'"):
+        async with Orchestrator(Square(), "sim:instant", build_in="process"):
+            raise AssertionError("opened")
+
+
+@linux_only
+async def test_a_python_without_memfd_create_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Linux the message says that it is this Python that lacks memfd_create, and what to change."""
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(ConfigurationError, match=r"needs os\.memfd_create .* Python was built without.*another build"):
         async with Orchestrator(Square(), "sim:instant", build_in="process"):
             raise AssertionError("opened")
 
@@ -115,6 +127,25 @@ async def main():
 """
 GUARDED = SCRIPT + "\nif __name__ == '__main__':\n    asyncio.run(main())\n"
 UNGUARDED = SCRIPT + "\nasyncio.run(main())\n"
+BEHIND_GUARD = """
+import asyncio
+from tests.programs import Square
+from async_orch import Orchestrator
+
+if __name__ == "__main__":
+    class Order(int):
+        pass
+    class Mine(Square):
+        pass
+    async def main(program):
+        async with Orchestrator(program, "sim:instant", build_in="process") as orch:
+            await orch.run(Order(3))
+    for program in (Mine(), Square()):
+        try:
+            asyncio.run(main(program))
+        except Exception as error:
+            print(error.__cause__ if type(program) is Square else error)
+"""
 GUARDED_BESIDE = UNGUARDED + "\nif __name__ == '__main__':\n    print('too late')\n"
 
 
@@ -168,3 +199,16 @@ def test_a_script_without_a_guard_is_refused_and_not_run_again(tmp_path: Path) -
     )
     assert "MisuseError: an orchestrator cannot be opened in a build worker process" in last
     assert "behind 'if __name__ ==" in last
+
+
+@linux_only
+def test_a_class_defined_behind_the_guard_is_named(tmp_path: Path) -> None:
+    """Program or step, the error says which class a worker does not find, and where it has to stand."""
+    (tmp_path / "behind.py").write_text(BEHIND_GUARD, encoding="utf-8")
+    done = run("behind.py", cwd=tmp_path)
+    program, step = done.stdout.splitlines()
+    assert program.startswith(
+        "program 'default' (Mine) cannot be made in a worker process: ConfigurationError: Mine of"
+    )
+    assert program.endswith("define Mine before that line, on the top level, or in a module")
+    assert step.startswith("the step could not be read in the worker process: ConfigurationError: Order of the script")
