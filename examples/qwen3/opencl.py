@@ -27,6 +27,7 @@ def operations(*files: str) -> str:
     """OpenCL C of this folder's files, one after the other."""
     return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
+
 _NOTHING_NBYTES: Final = 256
 _COMPILE_TIMEOUT_S: Final = 120.0
 
