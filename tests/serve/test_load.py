@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ PROMPTS = [(f"{i}: " + "tell me more " * (i % 11), 4 + 4 * (i % 8)) for i in ran
     [("sim:instant", "pipelined", 500_000), ("host", "ring", None)],
 )
 async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost_ns: int | None) -> None:
-    """For a second, with nonsense sent in between: the tokens of greedy decoding, no slot, block, task or file left."""
+    """A hundred answers with nonsense in between: the tokens of greedy decoding; no slot, block, task or file left."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     model = HashModel(batch=32, kv_blocks=200, prefill_tokens=256, cost_ns=cost_ns)
     with leak_check() as leaks:
@@ -34,8 +33,7 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
             leaks.watch(server.opened.orchestrator)
             tasks = asyncio.all_tasks()
             crowd = Crowd(server.port, NAME, wanted, PROMPTS, streams=64)
-            end = time.monotonic() + 1.0
-            await crowd.run(lambda: time.monotonic() > end)
+            await crowd.run(lambda: crowd.survived > 100 and crowd.left > 10 and crowd.nonsense > 0)
             await server.until_idle()
             scheduler = server.engine.scheduler
             assert scheduler.blocks.available == scheduler.blocks.total
@@ -44,9 +42,6 @@ async def test_64_streams_a_quarter_of_which_leave(backend: str, mode: str, cost
             await until(lambda: not (state.tasks or state.connections or asyncio.all_tasks() - tasks))
             statistics = server.opened.orchestrator.statistics()
     assert crowd.wrong == []
-    assert crowd.survived > 30
-    assert crowd.left > 3
-    assert crowd.nonsense > 0
     assert (statistics.failed, statistics.step_path_allocs, statistics.records_dropped) == (0, 0, 0)
     assert not server.reported
 
@@ -63,14 +58,12 @@ async def test_a_real_driver_gives_the_same_tokens() -> None:
         model = opencl.HashModelOpenCL(batch=16, kv_blocks=100, prefill_tokens=256)
         async with running(model, backend) as server:
             crowd = Crowd(server.port, NAME, wanted, PROMPTS, streams=16)
-            end = time.monotonic() + 0.5
-            await crowd.run(lambda: time.monotonic() > end)
+            await crowd.run(lambda: crowd.survived > 20)
             await server.until_idle()
             assert server.opened.orchestrator.statistics().failed == 0
     finally:
         backend.close()
     assert crowd.wrong == []
-    assert crowd.survived > 4
 
 
 CLEAN: dict[str, Any] = {
