@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from async_orch._config import OrchestratorConfig
@@ -85,7 +86,7 @@ class MemoryPlan:
         self._check_room(total)
         for i in range(self._staging_count):
             try:
-                staging = self._new_staging(f"staging{i}")
+                staging = self._new_staging(f"staging{i}", self.image_nbytes)
             except OutOfDeviceMemory as exc:
                 raise OutOfDeviceMemory(
                     f"staging buffer {i + 1} of {self._staging_count} does not fit in host memory: each needs "
@@ -193,12 +194,9 @@ class MemoryPlan:
         nbytes = step.extras.sizes.image_nbytes
         if nbytes <= staging.buffer.nbytes:
             return
-        before, self.image_nbytes = self.image_nbytes, max(self.image_nbytes, nbytes)
-        try:
-            larger = self._new_staging("staging")
-        except BaseException:
-            self.image_nbytes = before  # what did not fit is not what later steps are to be given
-            raise
+        wanted = max(self.image_nbytes, nbytes)
+        larger = self._new_staging("staging", wanted)
+        self.image_nbytes = wanted  # only now: what did not fit is not what later steps are to be given
         old_nbytes = staging.buffer.nbytes
         staging.take_over(larger)
         self._make_views(staging)
@@ -207,7 +205,7 @@ class MemoryPlan:
 
     def replace_staging(self) -> None:
         """A quarantined staging buffer is followed by a new one."""
-        staging = self._new_staging("staging")
+        staging = self._new_staging("staging", self.image_nbytes)
         self._make_views(staging)
         self.staging.add(staging)
 
@@ -215,19 +213,18 @@ class MemoryPlan:
         """A quarantined slot is followed by a new one."""
         slot_class = next(each for each in self.classes if each.ring is ring)
         memory = SlotMemory()
-        try:
+        with ExitStack() as if_not_whole:
+            if_not_whole.callback(memory.free)
             memory.allocate_host(self._backend, slot_class.sizes)
             if not self.naive:
                 memory.shadow = self._shadow_of(slot_class.sizes)
                 memory.allocate_device(self._backend, slot_class.sizes)
-        except BaseException:
-            memory.free()
-            raise
+            if_not_whole.pop_all()
         slot_class.memories.append(memory)
         ring.add(memory)
 
-    def _new_staging(self, name: str) -> Staging:
-        return new_staging(self._backend, self.image_nbytes, name, shared=self._shares_staging)
+    def _new_staging(self, name: str, nbytes: int) -> Staging:
+        return new_staging(self._backend, nbytes, name, shared=self._shares_staging)
 
     # -- counts --------------------------------------------------------------------------------------------
 

@@ -87,15 +87,17 @@ class Opened:
             from async_orch._process_programs import portable_programs  # noqa: PLC0415 - slow to import
 
             self._portable = portable_programs(self.programs)
-        try:
+        async with AsyncExitStack() as if_not_whole:
+            if_not_whole.push_async_callback(self._give_back)
             await self._open_outer(backend)
             await self.open_inner()
-        except BaseException:
-            try:
-                await finish(self.close())
-            except Exception as exc:  # noqa: BLE001 - what made opening fail is what the caller must see
-                emit("error", "orchestrator.leaving_failed", error=repr(exc))
-            raise
+            if_not_whole.pop_all()
+
+    async def _give_back(self) -> None:
+        try:
+            await finish(self.close())
+        except Exception as exc:  # noqa: BLE001 - what made opening fail is what the caller must see
+            emit("error", "orchestrator.leaving_failed", error=repr(exc))
 
     async def _open_outer(self, backend: str | Backend) -> None:
         config, outer = self.config, self._outer
