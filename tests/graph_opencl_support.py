@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyopencl as cl
@@ -77,6 +77,12 @@ class GraphDevice:
         self._regions = {name: self.backend.alloc(nbytes + GUARD_NBYTES) for name, nbytes in regions.items()}
         self._status = self.backend.alloc(64)
         self._host = self.backend.alloc_host(max(IMAGE_NBYTES, *regions.values()) + GUARD_NBYTES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self.backend.close()

@@ -89,3 +89,8 @@ def pool(image: Bytes, index: int, record: np.dtype[Any]) -> NDArray[Any]:
     offset, count = (int(value) for value in image[: HEADER.itemsize].view(HEADER)[0]["sections"][index])
     view: NDArray[Any] = image[offset : offset + count * record.itemsize].view(record)
     return view
+
+
+def set_field(entries: NDArray[Any], field: str, row: int, value: Any) -> None:
+    """Change one field of one of a pool's records; a pool of plain numbers has none, and "" stands for them."""
+    (entries[field] if field else entries)[row] = value

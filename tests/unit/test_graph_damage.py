@@ -9,7 +9,7 @@ import pytest
 
 from async_orch._graph_format import ARG, CHECKSUM_AT, FANIN, OPERAND, REGION, TASK
 from async_orch.graph import ImageCorrupt, execute
-from tests.graph_support import Bytes, build_sample, make_table, memory, pool, reseal
+from tests.graph_support import Bytes, build_sample, make_table, memory, pool, reseal, set_field
 
 
 def sample() -> Bytes:
@@ -53,8 +53,7 @@ CASES: list[tuple[int, Any, str, int, Any, str]] = [
 def test_a_wrong_field_is_named(index: int, record: Any, field: str, row: int, value: Any, message: str) -> None:
     """An image with a right checksum and one wrong field is refused, with the field, its value and its bound."""
     image = sample()
-    entries = pool(image, index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(image, index, record), field, row, value)
     regions = memory()
     with pytest.raises(ImageCorrupt, match=message):
         execute(reseal(image), regions, make_table())

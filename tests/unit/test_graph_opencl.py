@@ -10,7 +10,7 @@ import pytest
 
 from async_orch._graph_format import FANIN, TASK
 from async_orch.graph import GraphBuilder, GraphError, ImageCorrupt, KernelTable, OpenCLDispatcher, execute
-from tests.graph_support import REGIONS, SAMPLE_RESULT, Bytes, build_sample, make_table, memory, pool, reseal
+from tests.graph_support import REGIONS, SAMPLE_RESULT, Bytes, build_sample, make_table, memory, pool, reseal, set_field
 from tests.unit.test_graph_damage import CASES
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
@@ -26,25 +26,22 @@ def sample() -> Bytes:
 @pytest.fixture(scope="module")
 def device() -> Iterator[GraphDevice]:
     """The sample's operations on one lane."""
-    opened = GraphDevice()
-    yield opened
-    opened.close()
+    with GraphDevice() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def trusting() -> Iterator[GraphDevice]:
     """The same without comparing checksums, so that only the bounds stand between an image and memory."""
-    opened = GraphDevice(checksum=False)
-    yield opened
-    opened.close()
+    with GraphDevice(checksum=False) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_graph_runs_from_device_memory(lanes: int) -> None:
     """The regions hold byte for byte what the host's execution leaves, whatever the number of lanes."""
-    opened = GraphDevice(lanes=lanes)
-    found, expected = opened.run(sample()), memory()
-    opened.close()
+    with GraphDevice(lanes=lanes) as opened:
+        found, expected = opened.run(sample()), memory()
     execute(sample(), expected, make_table())
     for name, wanted in expected.items():
         np.testing.assert_array_equal(found[name], wanted)
@@ -57,8 +54,7 @@ def test_a_wrong_field_is_refused_as_on_the_host(
 ) -> None:
     """Each image with one wrong field that the host refuses fails on the device too; no operation has run."""
     image = sample()
-    entries = pool(image, index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(image, index, record), field, row, value)
     with pytest.raises(ImageCorrupt, match="image"):
         device.run(reseal(image))
 

@@ -11,7 +11,7 @@ import pytest
 from async_orch._graph_format import ARG, DEFINITION, FANIN, OPERAND, REGION, TASK
 from async_orch.graph import GraphBuilder, ImageCorrupt, KernelTable, Recorder, execute
 from tests.graph_replay_support import reseal_definitions
-from tests.graph_support import REGIONS, Bytes, make_table, memory, pool, reseal
+from tests.graph_support import REGIONS, Bytes, make_table, memory, pool, reseal, set_field
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
 
@@ -50,17 +50,15 @@ def sample() -> Bytes:
 @pytest.fixture(scope="module")
 def device() -> Iterator[GraphDevice]:
     """One lane."""
-    opened = GraphDevice()
-    yield opened
-    opened.close()
+    with GraphDevice() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def trusting() -> Iterator[GraphDevice]:
     """The same without comparing checksums."""
-    opened = GraphDevice(checksum=False)
-    yield opened
-    opened.close()
+    with GraphDevice(checksum=False) as opened:
+        yield opened
 
 
 def definition(image: Bytes, number: int) -> Bytes:
@@ -72,9 +70,8 @@ def definition(image: Bytes, number: int) -> Bytes:
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_replays_run_from_device_memory(lanes: int) -> None:
     """The regions hold byte for byte what the host's execution leaves, whatever the number of lanes."""
-    opened = GraphDevice(lanes=lanes)
-    found, expected = opened.run(sample()), memory()
-    opened.close()
+    with GraphDevice(lanes=lanes) as opened:
+        found, expected = opened.run(sample()), memory()
     execute(sample(), expected, make_table())
     assert expected["output"][:4].any()
     for name, wanted in expected.items():
@@ -110,8 +107,7 @@ def test_a_wrong_field_of_an_image_is_named(
 ) -> None:
     """An image with replays and one wrong field under a right checksum is refused, as on the host."""
     image = sample()
-    entries = pool(image, index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(image, index, record), field, row, value)
     reseal(image)
     with pytest.raises(ImageCorrupt):
         execute(image, memory(), make_table())
@@ -160,8 +156,7 @@ def test_a_wrong_field_of_a_definition_is_named(
 ) -> None:
     """A Definition with one wrong field under right checksums is refused, as on the host, and no task has run."""
     image = sample()
-    entries = pool(definition(image, 0), index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(definition(image, 0), index, record), field, row, value)
     reseal_definitions(image)
     with pytest.raises(ImageCorrupt):
         execute(image, memory(), make_table())

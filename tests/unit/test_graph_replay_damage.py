@@ -10,7 +10,7 @@ import pytest
 from async_orch._graph_format import ARG, DEFINITION, FANIN, OPERAND, REGION, TASK
 from async_orch.graph import Definition, Executor, ImageCorrupt, Recorder, execute, unroll
 from tests.graph_replay_support import build_replays, make_builder, make_table, memory, reseal_definitions
-from tests.graph_support import Bytes, pool, reseal
+from tests.graph_support import Bytes, pool, reseal, set_field
 
 
 def sample() -> Bytes:
@@ -49,8 +49,7 @@ def test_a_wrong_field_of_an_image_is_named(
 ) -> None:
     """An image with replays, a right checksum and one wrong field is refused, with field, value and bound."""
     image = sample()
-    entries = pool(image, index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(image, index, record), field, row, value)
     reseal(image)
     refuse(image, message)
 
@@ -90,8 +89,7 @@ def test_a_wrong_field_of_a_definition_is_named(
 ) -> None:
     """A Definition with right checksums and one wrong field is refused, with field, value and bound."""
     image = sample()
-    entries = pool(definition(image, number), index, record)
-    (entries[field] if field else entries)[row] = value
+    set_field(pool(definition(image, number), index, record), field, row, value)
     reseal_definitions(image)
     refuse(image, message)
 
