@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_orch.analysis._columns import Rows
+from async_orch.analysis._columns import Rows, known_of
 from async_orch.analysis._percentiles import rank_index
 from async_orch.analysis._table import MISSING, Column
 
@@ -12,11 +12,13 @@ __all__ = ["h2d_at_p50", "sm_nbytes_range"]
 
 
 def _step_at_p50(values: Column) -> int | None:
-    known = np.flatnonzero(values != MISSING)
-    if len(known) == 0:
+    known = known_of(values)
+    if not len(known):
         return None
     rank = rank_index(50, len(known))
-    return int(known[np.argsort(values[known], kind="stable")[rank]])
+    p50 = np.partition(known, rank)[rank]
+    # Of the steps that have this value, the one that a stable sort puts there.
+    return int(np.flatnonzero(values == p50)[rank - np.count_nonzero(known < p50)])
 
 
 def h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._clock import host_clock
+from async_orch.analysis._clock import on_host_clock
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
 from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column
 from async_orch.logs import HostOrch
 
-__all__ = ["JoinedRows", "LineRows", "Rows", "StepRows"]
+__all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "known_of"]
 
 
 class Rows(Protocol):
@@ -25,6 +26,10 @@ class Rows(Protocol):
 
     def figure(self, name: str) -> Column:
         """A value a step, `MISSING` where a step does not have it; all of them, where no step of the kind does."""
+        ...
+
+    def parts(self) -> Iterator[Rows]:
+        """The same steps some at a time, where they are held so: their figures stay in the processor's cache."""
         ...
 
 
@@ -38,11 +43,13 @@ class StepRows:
 
     ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
     queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
-    compares a moment on the host with one on the device is known only where both clocks are one, see `host_clock`.
+    compares a moment on the host with one on the device is known only where both clocks are one, see `on_host_clock`.
     """
 
-    def __init__(self, frame: StepFrame) -> None:
+    def __init__(self, frame: StepFrame, on_host: Callable[[], npt.NDArray[np.bool_]] | None = None) -> None:
         self.frame = frame
+        # What is true of a kind in all of a run need not show in a part of it.
+        self._on_host = on_host or cache(lambda: on_host_clock(frame))
         self._derived: dict[str, Callable[[], Column]] = {
             "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
             "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
@@ -71,8 +78,15 @@ class StepRows:
         values = self.frame.column(name)
         if name in _DEVICE:
             timed = np.array([kind.device_clock not in (None, "none") for kind in self.frame.kinds] or [False])
+            if timed.all():
+                return values
             return np.where(timed[self.frame.kind], values, MISSING)
         return values
+
+    def parts(self) -> Iterator[StepRows]:
+        """See `Rows.parts`."""
+        for frame in self.frame.parts():
+            yield StepRows(frame, self._on_host)
 
     def stated_h2d_ns(self) -> Column:
         """The record's own ``h2d_ns``: the copy without allocation."""
@@ -95,7 +109,8 @@ class StepRows:
         return added(self.figure("device_end_ns"), np.where(d2h == MISSING, 0, d2h))
 
     def _on_host_clock(self, values: Column) -> Column:
-        return np.where(host_clock(self.frame), values, MISSING)
+        on_host = self._on_host()
+        return values if on_host.all() else np.where(on_host[self.frame.kind], values, MISSING)
 
 
 class _Table:
@@ -156,6 +171,10 @@ class LineRows:
             case _:
                 return stated(name)
 
+    def parts(self) -> Iterator[LineRows]:
+        """See `Rows.parts`."""
+        yield self
+
     def _sm_nbytes(self, more: int) -> Column:
         """The bytes for which ``floor(bytes x 1000 / sm_ns)`` is `sm_bw`, from ceil(sm_bw x sm_ns / 1000) on."""
         sm_bw, sm_ns = self._table.column("sm_bw").tolist(), self._table.column("sm_ns").tolist()
@@ -180,12 +199,31 @@ class JoinedRows:
 
     def figure(self, name: str) -> Column:
         """See `Rows.figure`."""
-        return np.concatenate([np.empty(0, np.int64), *(part.figure(name) for part in self._parts)])
+        parts = [part.figure(name) for part in self._parts]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+    def parts(self) -> Iterator[Rows]:
+        """See `Rows.parts`."""
+        for rows in self._parts:
+            yield from rows.parts()
+
+
+def known_of(values: Column) -> Column:
+    """Those that are not missing; the column itself if none is."""
+    known = values != MISSING
+    return values if known.all() else values[known]
+
+
+def chosen(values: Column, mask: npt.NDArray[np.bool_]) -> Column:
+    """Those where the mask is true; the column itself if it is true everywhere."""
+    return values if mask.all() else values[mask]
 
 
 def added(first: Column, second: Column) -> Column:
     """The sum of two columns, missing where one of them is."""
     known = _both(first, second)
+    if known.all():
+        return first + second
     return np.where(known, np.where(known, first, 0) + np.where(known, second, 0), MISSING)
 
 
@@ -193,6 +231,8 @@ def between(first: Column, second: Column) -> Column:
     """The time from `first` to `second`, missing where one of them is, and where it would be negative."""
     known = _both(first, second)
     known &= second >= first
+    if known.all():
+        return second - first
     return np.where(known, np.where(known, second, 0) - np.where(known, first, 0), MISSING)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from async_orch.analysis._columns import Rows
+import numpy as np
+
+from async_orch.analysis._columns import Rows, known_of
 from async_orch.analysis._cores import cores
 from async_orch.analysis._percentiles import Distribution, distribution
-from async_orch.analysis._table import MISSING
 
 __all__ = ["distributions"]
 
@@ -19,10 +20,16 @@ _MAX_THREADS: Final = 4  # each holds some columns of its own
 
 def distributions(rows: Rows, figures: Sequence[str]) -> dict[str, Distribution]:
     """A `Distribution` for each of `figures` that at least one row has, in their order."""
+    parts = list(rows.parts())
 
     def known(figure: str) -> Distribution | None:
-        values = rows.figure(figure)
-        return distribution(values[values != MISSING])
+        values = np.empty(len(rows), np.int64)
+        count = 0
+        for part in parts:
+            some = known_of(part.figure(figure))
+            values[count : count + len(some)] = some
+            count += len(some)
+        return distribution(values[:count], is_scratch=True)
 
     if len(rows) < _ROWS_FOR_THREADS:
         found = list(map(known, figures))

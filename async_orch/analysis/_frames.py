@@ -67,12 +67,12 @@ class StepFrame:
 
     def _taken(self, parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
         if self._rows is None:
-            return np.concatenate(parts) if parts else np.empty(0, dtype)
+            return np.concatenate(parts, dtype=dtype) if parts else np.empty(0, dtype)
         if not len(self):
             return np.empty(0, dtype)
         pieces = self._pieces
         taken = [parts[block][rows] for block, rows in pieces.chosen]
-        together = np.concatenate(taken)
+        together = np.concatenate(taken, dtype=dtype)
         if pieces.order is None:
             return together
         ordered = np.empty_like(together)
@@ -90,8 +90,9 @@ class StepFrame:
         if isinstance(rows, slice):
             first, last = np.searchsorted(ends, [rows.start, rows.stop - 1], side="right").tolist()
             for number in range(first, last + 1):
-                start = int(ends[number]) - len(self._blocks[number].kinds)
-                chosen.append((number, slice(max(rows.start - start, 0), rows.stop - start)))
+                count = len(self._blocks[number].kinds)
+                start = int(ends[number]) - count
+                chosen.append((number, slice(max(rows.start - start, 0), min(rows.stop - start, count))))
             return _Pieces(chosen, None)
         order = None if bool(np.all(rows[1:] > rows[:-1])) else np.argsort(rows, kind="stable")
         ascending = rows if order is None else rows[order]
@@ -112,6 +113,9 @@ class StepFrame:
         if self._rows is None:
             for block in self._blocks:
                 yield StepFrame([block], self.kinds, None, self._numbers)
+        elif len(self) and self._pieces.order is None:
+            for number, rows in self._pieces.chosen:
+                yield StepFrame([self._blocks[number]], self.kinds, rows, self._numbers)
         else:
             yield self
 

@@ -25,6 +25,11 @@ class LineSplitter:
         self._dropping = False
         self._at_start = True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held of a line that is not complete."""
+        return not self._carry and not self._dropping
+
     def feed(self, data: bytes) -> Iterator[bytes | None]:
         """Yield what `data` completes: None for a line too long to hold, a stream's first line, a block of others."""
         if self._dropping:

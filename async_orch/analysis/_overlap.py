@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from async_orch.analysis._columns import Rows
+from async_orch.analysis._columns import Rows, known_of
 from async_orch.analysis._percentiles import exact_sum
-from async_orch.analysis._table import MISSING, Column
+from async_orch.analysis._table import Column
 
 __all__ = ["Overlap", "Workers", "overlap_of", "workers_of"]
 
@@ -61,7 +59,7 @@ def workers_of(opened: dict[str, Any] | None) -> Workers:
 
 def overlap_of(rows: Rows, intervals: Column, workers: Workers) -> Overlap | None:
     """Judge steps of one run; None where a resource or the time from step to step is not known."""
-    means = {name: _mean(rows.figure(name)) for name in _LABELS}
+    means = {name: _mean(rows, name) for name in _LABELS}
     build, copy, device = means["orch_ns"], means["copy_ns"], means["device_ns"]
     if len(intervals) == 0 or build is None or device is None:
         return None
@@ -91,6 +89,10 @@ def overlap_of(rows: Rows, intervals: Column, workers: Workers) -> Overlap | Non
     )
 
 
-def _mean(values: Column) -> float | None:
-    known = values[values != MISSING] if np.any(values == MISSING) else values
-    return exact_sum(known) / len(known) if len(known) else None
+def _mean(rows: Rows, name: str) -> float | None:
+    total = count = 0
+    for part in rows.parts():
+        known = known_of(part.figure(name))
+        total += exact_sum(known)
+        count += len(known)
+    return total / count if count else None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from async_orch.analysis._consistency import step_contradictions
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._markers import anchors_of
-from async_orch.analysis._parts import Division, Part, PartHeader, PartRead, divided, send
+from async_orch.analysis._part_file import PartHeader, PartRead
+from async_orch.analysis._parts import Division, Part, divided
 from async_orch.analysis._sort import Sorter
 from async_orch.analysis._sources import Source, chunks, opened
 from async_orch.analysis._table import Kind
@@ -44,10 +46,10 @@ class Scanner(Sorter):
 
     def _read_divided(self, path: Path, division: Division) -> None:
         found: dict[int, PartRead] = {}
+        reader = Scanner(self._templates)
         for number in division.draw():
-            scanner = Scanner(self._templates)
-            if scanner.read_part(path, division.parts[number]):
-                found[number] = scanner.part(number)
+            if (read := reader.read_part(path, division.parts[number], number)).header.steps_only:
+                found[number] = read
         found |= division.collect()
         self._flush()
         for number, part in enumerate(division.parts):
@@ -69,51 +71,57 @@ class Scanner(Sorter):
             self._steps.append(block, kinds)
         self._steps.invalid += header.invalid
         self._steps.unknown_schema += header.unknown_schema
-        steps = header.rows + header.invalid + header.unknown_schema
+        rows = sum(len(block.kinds) for block in part.blocks)
+        steps = rows + header.invalid + header.unknown_schema
         self._pieces.take_counts(header.lines, steps, header.other_events, header.skipped, header.runs)
 
     def _read_range(self, path: Path, part: Part, *, steps_only: bool = False) -> bool:
         """Take a part of a file. False, and not all of it is read, if it holds more than steps and they are wanted."""
         start, end = part
         self._at_start = start == 0
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             file.seek(start)
-            while start < end and (data := file.read(min(_CHUNK_NBYTES, end - start))):
-                start += len(data)
-                self.feed(data)
+            while start < end and (count := self._take(file, min(_CHUNK_NBYTES, end - start))):
+                start += count
                 if steps_only and self._pieces.more_than_steps:
                     return False
         self._flush()
         return True
 
-    def read_part(self, path: Path, part: Part) -> bool:
-        """Take a part of a file if it holds nothing but steps and events of ours. Raises `OSError`."""
-        return self._read_range(path, part, steps_only=True)
+    def _take(self, file: FileIO, nbytes: int) -> int:
+        """Take some bytes of a part, and give how many."""
+        if self._is_between_lines and (taken := self._take_lines_of(file, nbytes)):
+            return taken
+        data = file.read(nbytes)
+        first = data.find(b"\n") + 1 or len(data)
+        file.seek(first - len(data), os.SEEK_CUR)
+        self.feed(data[:first])
+        return first
 
-    def part(self, number: int) -> PartRead:
-        """What `read_part` read, as part `number`."""
-        reading = self._pieces.reading()
-        blocks, kinds = self._steps.blocks()
-        header = PartHeader(
-            number=number,
-            steps_only=not self._pieces.more_than_steps,
-            rows=sum(len(block.kinds) for block in blocks),
-            lines=reading.lines,
-            invalid=self._steps.invalid,
-            unknown_schema=self._steps.unknown_schema,
-            other_events=reading.other_events,
-            skipped=reading.skipped,
-            runs=self._pieces.runs,
-            kinds=[list(kind) for kind in kinds],
-        )
-        return PartRead(header, blocks)
+    def read_part(self, path: Path, part: Part, number: int) -> PartRead:
+        """Read a part of a file, as part `number`, and forget it; only that it is more than steps, if so.
 
-    def send_part(self, target: IO[bytes], number: int) -> None:
-        """Write what `read_part` read; only that it is more than steps, if so."""
-        header, blocks = self.part(number)
-        if not header.steps_only:
-            header, blocks = PartHeader(number, steps_only=False), []
-        send(target, header, StepFrame(blocks, []))
+        Raises `OSError`.
+        """
+        try:
+            if not self._read_range(path, part, steps_only=True):
+                return PartRead(PartHeader(number, steps_only=False), [])
+            reading = self._pieces.reading()
+            blocks, kinds = self._steps.blocks()
+            header = PartHeader(
+                number=number,
+                steps_only=True,
+                lines=reading.lines,
+                invalid=self._steps.invalid,
+                unknown_schema=self._steps.unknown_schema,
+                other_events=reading.other_events,
+                skipped=reading.skipped,
+                runs=self._pieces.runs,
+                kinds=[list(kind) for kind in kinds],
+            )
+            return PartRead(header, blocks)
+        finally:
+            self._start_anew()
 
     def leave_out(self, why: str) -> None:
         """Note a source that could not be read, in words; what came of it before that is kept."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from io import FileIO
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from async_orch.analysis._columns import LineRows
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
@@ -21,6 +24,7 @@ __all__ = ["Sorter"]
 
 # Some 60 lines: what was decoded from them is still in the cache when the columns are made.
 _DECODED_NBYTES: Final = 1 << 16
+_NEAR_NBYTES: Final = 1 << 12
 _MAX_ANCHORS: Final = 1 << 20
 
 _decoder: Final = msgspec.json.Decoder(Figures)
@@ -36,16 +40,26 @@ class Sorter:
     """
 
     def __init__(self, templates: Templates | None = None) -> None:
+        self._templates = templates or Templates()
+        self._steps = StepTable()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Forget all that was read, but neither templates nor memory."""
         self._pieces = PieceReader()
         self._splitter = LineSplitter()
         self._at_start = True
-        self._templates = templates or Templates()
-        self._steps = StepTable()
+        self._steps.start_anew()
         self._single: list[StepRecord] = []
         self._lines = LineRows()
         self._spans = SpanFrame()
         self._phases = PhaseFrame()
         self._anchors: list[ClockAnchor] = []
+
+    @property
+    def _is_between_lines(self) -> bool:
+        """Whether nothing is held of a line that is not complete, and the first one of the log was taken."""
+        return not self._at_start and self._splitter.is_empty
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the current log."""
@@ -71,13 +85,30 @@ class Sorter:
             self._at_start = False
         elif self._at_start or open_end:
             self._take_lines(block, open_end=open_end)
-        elif (rows := self._templates.try_block(block)) is None:
-            self._decode(block)
         else:
-            self._take_rows(block, rows)
+            self._take_rows(memoryview(block), self._templates.try_block(block))
 
-    def _take_rows(self, block: bytes, rows: TemplateRows) -> None:
+    def _take_lines_of(self, file: FileIO, nbytes: int) -> int:
+        """Take the next whole lines of a log, `nbytes` at most, without copying them where templates fit.
+
+        What was fed before must be `_is_between_lines`. It gives how many bytes these were, and leaves the file there;
+        0 if there is no line end in so many.
+        """
+        text = self._templates.text
+        count = file.readinto(text.room(nbytes))
+        text.hold(count)
+        text.hold(_whole_lines(text.bytes))
+        taken = len(text.bytes)
+        file.seek(taken - count, os.SEEK_CUR)
+        if taken:
+            self._take_rows(text.bytes.data, self._templates.try_text())
+        return taken
+
+    def _take_rows(self, block: memoryview, rows: TemplateRows | None) -> None:
         """Take the lines that were read by templates, and what stands between them by decoding it."""
+        if rows is None:
+            self._decode(bytes(block))
+            return
         row = start = 0
         for first, last in rows.runs():
             end = int(rows.ends[last - 1]) + 1
@@ -91,7 +122,7 @@ class Sorter:
                 self._pieces.counts[StepRecord] += count
                 row += count
             else:
-                self._decode(block[start:end])
+                self._decode(bytes(block[start:end]))
             start = end
 
     def _decode(self, block: bytes) -> None:
@@ -175,6 +206,15 @@ class Sorter:
         if self._single:
             self._steps.extend(self._single)
             self._single.clear()
+
+
+def _whole_lines(codes: npt.NDArray[np.uint8]) -> int:
+    """How many bytes the lines with a line end take."""
+    # Almost always the last line end is near.
+    for looked_at in (_NEAR_NBYTES, len(codes)):
+        if ends := codes[-looked_at:].tobytes().rfind(b"\n") + 1:
+            return max(len(codes) - looked_at, 0) + ends
+    return 0
 
 
 def _objects_in(block: bytes) -> int:

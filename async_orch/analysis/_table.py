@@ -26,6 +26,7 @@ __all__ = [
     "Block",
     "Column",
     "Figures",
+    "HeldColumn",
     "Kind",
     "StepTable",
 ]
@@ -34,12 +35,15 @@ MISSING: Final = -(2**63)
 """Stands for a figure that a step does not have; no figure can have this value."""
 
 Column: TypeAlias = npt.NDArray[np.int64]
+HeldColumn: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+"""A column as it is kept: in 32 bits where they are enough, and once where all values are the same."""
 
 _COUNT_FIELDS: Final = ("seq", "after", "slot", "generation", "alloc_count", "in_flight", "on_device")
 FIGURE_FIELDS: Final = tuple(name for name in FIELDS if name.endswith(("_ns", "_nbytes")) or name in _COUNT_FIELDS)
 """Fields of a `StepRecord` that are integers, in its order: the columns."""
 
-_BLOCK_ROWS: Final = 1 << 16
+_BLOCK_ROWS: Final = 1 << 14
+_SHORT: Final = np.iinfo(np.int32)
 _MAX_KINDS: Final = 1 << 16
 _MAX_HALVES: Final = 256
 _TOO_MANY: Final = -1  # in place of a kind's number: more kinds than are told apart
@@ -72,8 +76,8 @@ def _bounds(name: str) -> tuple[int, int]:
     return 0, 2**62 if name in _COUNT_FIELDS or name.endswith(("_start_ns", "submit_ns", "accept_ns")) else 2**53
 
 
-_BOUNDS: Final = {name: _bounds(name) for name in FIGURE_FIELDS}
-SIGNED_FIGURES: Final = frozenset(name for name, (least, _) in _BOUNDS.items() if least < 0)
+_BOUNDS: Final = np.array([_bounds(name) for name in FIGURE_FIELDS], np.int64)
+SIGNED_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _bounds(name)[0] < 0)
 """Those of `FIGURE_FIELDS` that may be negative."""
 
 _LATER_FIELDS: Final = {field.name for field in msgspec.structs.fields(StepRecord) if not field.required}
@@ -94,7 +98,7 @@ Figures: Final[Any] = msgspec.defstruct(
 class Block(NamedTuple):
     """Some rows: a column for each of `FIGURE_FIELDS`, and the kinds."""
 
-    columns: dict[str, Column]
+    columns: dict[str, HeldColumn]
     kinds: npt.NDArray[np.int32]
 
 
@@ -163,12 +167,16 @@ class StepTable:
     """
 
     def __init__(self) -> None:
+        self._open, self._open_kinds = _empty_block(0)  # the block that is being filled
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget all rows; what `blocks` gave stays as it is."""
         self.invalid = 0
         self.unknown_schema = 0
         self._numbers = _KindNumbers()
         self._blocks: list[Block] = []
-        self._open, self._open_kinds = _empty_block(0)  # the block that is being filled
-        self._filled = 0  # rows in it
+        self._filled = 0  # rows of the open block
         self._pending: list[npt.NDArray[np.int64]] = []  # the last of these rows, still row by row
         self._pending_columns: npt.NDArray[np.intp] = np.empty(0, np.intp)  # the columns that those have
 
@@ -201,7 +209,7 @@ class StepTable:
         """Where the next `count` rows go, in a block that has room for them."""
         if self._filled + count > _BLOCK_ROWS:
             self._close_block()
-        if not self._filled:
+        if not len(self._open_kinds):
             self._open, self._open_kinds = _empty_block(_BLOCK_ROWS)  # memory that is not touched yet costs nothing
         return slice(self._filled, self._filled + count)
 
@@ -249,23 +257,27 @@ class StepTable:
         count, self._filled = self._filled, 0
         if not count:
             return
-        kinds = self._open_kinds[:count]
-        columns = {name: self._open[column, :count] for column, name in enumerate(FIGURE_FIELDS)}
-        self._open, self._open_kinds = _empty_block(0)
-        good = kinds >= 0
+        values, kinds = self._open[:, :count], self._open_kinds[:count]
         self.unknown_schema += int(np.count_nonzero(kinds == _UNKNOWN_SCHEMA))
         wanted = int(np.count_nonzero(kinds != _UNKNOWN_SCHEMA))
-        for name, values in columns.items():
-            least, most = _BOUNDS[name]
-            if values.max() > most or (values.min() < least and np.any((values < least) & (values != MISSING))):
-                good &= (values <= most) & ((values >= least) | (values == MISSING))
+        good = kinds >= 0
+        low, high = values.min(axis=1), values.max(axis=1)
+        suspect = (high > _BOUNDS[:, 1]) | ((low < _BOUNDS[:, 0]) & (high != MISSING))
+        for column in np.flatnonzero(suspect):
+            figures, (least, most) = values[column], _BOUNDS[column]
+            good &= (figures <= most) & ((figures >= least) | (figures == MISSING))
         kept = int(np.count_nonzero(good))
         self.invalid += wanted - kept
-        if kept:
-            chosen = slice(None) if kept == count else good
-            self._blocks.append(
-                Block({name: _compact(values[chosen]) for name, values in columns.items()}, kinds[chosen].copy())
-            )
+        if not kept:
+            return
+        if kept < count:
+            values, kinds = values[:, good], kinds[good]
+            low, high = values.min(axis=1), values.max(axis=1)
+        columns = {
+            name: _compact(values[column], int(low[column]), int(high[column]))
+            for column, name in enumerate(FIGURE_FIELDS)
+        }
+        self._blocks.append(Block(columns, kinds.copy()))
 
     def append(self, block: Block, kinds: Sequence[Kind]) -> None:
         """Add rows that another table read; `kinds` are theirs by number."""
@@ -292,7 +304,10 @@ def _fitted(value: int) -> int:
     return value if -(2**63) < value < 2**63 else _DAMAGED
 
 
-def _compact(values: Column) -> Column:
-    """A column of its own; one whose values are all the same takes no memory: many are 0, or missing throughout."""
-    first = values[0]
-    return np.broadcast_to(first.copy(), values.shape) if np.all(values == first) else values.copy()
+def _compact(values: Column, low: int, high: int) -> HeldColumn:
+    """A column of its own, in little memory: most figures fit 32 bits, many are 0 or missing throughout."""
+    if low == high:
+        return np.broadcast_to(np.int64(low), values.shape)
+    if _SHORT.min <= low and high <= _SHORT.max:
+        return values.astype(np.int32)
+    return values.copy()

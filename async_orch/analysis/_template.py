@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, SIGNED_FIGURES, Figures
-from async_orch.analysis._words import MAX_STRING_NBYTES, Places, Text, Texts
+from async_orch.analysis._texts import MAX_TEXT_NBYTES, Texts
+from async_orch.analysis._words import MAX_STRING_NBYTES, Places, Text
 
 __all__ = ["Lines", "Template"]
 
-_MAX_LINE_NBYTES: Final = 1 << 14
 _HEAD_NBYTES: Final = 256
 _SAME_FIELDS: Final = frozenset({*KIND_FIELDS, "level"})  # the level goes with the event
 _SIGNED_COLUMNS: Final = [FIGURE_FIELDS.index(name) for name in SIGNED_FIGURES]
@@ -42,8 +42,7 @@ class Lines:
 
     def __init__(self, text: Text) -> None:
         self.text = text
-        codes = text.bytes
-        self.marks = np.flatnonzero((codes == _COMMA) | (codes == _LINE_END))
+        self.marks = text.places_of((_COMMA, _LINE_END))
         last = np.flatnonzero(text.bytes_at(self.marks) == _LINE_END)
         self.ends = self.marks[last]
         before = np.zeros(1, np.int64)
@@ -92,7 +91,7 @@ class Template:
     def of(cls, line: bytes) -> Template | None:
         """The template that a line makes; None if it is no record, or not one to read others by."""
         # Without backslashes a quote is always the end of a string.
-        if len(line) > _MAX_LINE_NBYTES or b"\\" in line:
+        if len(line) > MAX_TEXT_NBYTES or b"\\" in line:
             return None
         try:
             sample = _decode(line)
@@ -129,13 +128,17 @@ class Template:
         What has this form starts where the line does, has no line end inside and one at its end: it is the whole line.
         """
         text = lines.text
+        places = None
         for some, texts in self._whole if all_expected else self._parts:
             # Each text begins where something that differs ended, and that begins where the text before it ends.
             places = self._text_places(lines, chosen, some.stop)
-            chosen = chosen[text.equals(places[some], texts)]
-            if not len(chosen):
-                return chosen
-        places = self._text_places(lines, chosen, len(self._lengths))
+            same = text.equals(places[some], texts)
+            if not same.all():
+                chosen, places = chosen[same], None
+                if not len(chosen):
+                    return chosen
+        if places is None:
+            places = self._text_places(lines, chosen, len(self._lengths))
         starts, ends = places[:-1] + self._lengths[:-1], places[1:]
         fits = np.all(text.plain_strings(starts[self._strings], ends[self._strings]), axis=0)
         starts, ends = starts[self._integers], ends[self._integers]
@@ -143,10 +146,10 @@ class Template:
         for row, sign in negative.items():
             starts[row] += sign
         values, good = text.integers(starts, ends)
+        fits &= good
         for row, sign in negative.items():
-            good[row] &= ~(sign & (values[row] == 0))
+            fits &= ~(sign & (values[row] == 0))
             values[row][sign] *= -1
-        fits &= np.all(good, axis=0)
         values = values[self._figures]
         if not fits.all():
             chosen, values = chosen[fits], values[:, fits]

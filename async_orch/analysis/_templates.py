@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._memory import keep_freed
 from async_orch.analysis._table import FIGURE_FIELDS
 from async_orch.analysis._template import Lines, Template
 from async_orch.analysis._words import Text
@@ -55,8 +56,9 @@ class Templates:
     """Templates of the lines read so far, those that fitted most lines of the last block first."""
 
     def __init__(self) -> None:
+        keep_freed()
         self._known: list[Template] = []
-        self._text = Text()
+        self.text = Text()
         self._columns = np.empty((len(FIGURE_FIELDS), 0), np.int64)
         self._some_columns = self._columns
         self._not_worth_it = 0  # blocks in a row
@@ -64,12 +66,17 @@ class Templates:
 
     def try_block(self, block: bytes) -> TemplateRows | None:
         """`read`, unless decoding is faster; a log that templates do not suit is tried less and less often."""
-        if len(block) < _LEAST_NBYTES:
+        self.text.load(block)
+        return self.try_text()
+
+    def try_text(self) -> TemplateRows | None:
+        """`try_block` for what was put into `text`."""
+        if len(self.text.bytes) < _LEAST_NBYTES:
             return None
         if self._to_skip:
             self._to_skip -= 1
             return None
-        rows = self.read(block)
+        rows = self._read()
         if rows.is_worth_it:
             self._not_worth_it = 0
             return rows
@@ -82,11 +89,14 @@ class Templates:
 
         The columns are valid until the next call.
         """
-        self._text.load(block)
-        count = int(np.count_nonzero(self._text.bytes == ord("\n")))
-        if count * _LEAST_LINE_NBYTES > len(block):
+        self.text.load(block)
+        return self._read()
+
+    def _read(self) -> TemplateRows:
+        lines = Lines(self.text)
+        count = len(lines.ends)
+        if count * _LEAST_LINE_NBYTES > len(self.text.bytes):
             return _nothing(count)
-        lines = Lines(self._text)
         if count > self._columns.shape[1]:
             self._columns = np.empty((len(FIGURE_FIELDS), count), np.int64)
             self._some_columns = np.empty_like(self._columns)
@@ -98,7 +108,7 @@ class Templates:
             if len(found.left) < _LEAST_LINES_TO_LEARN:
                 break
             first = found.left[0]
-            learnt = Template.of(block[lines.starts[first] : lines.ends[first] + 1])
+            learnt = Template.of(self.text.bytes[lines.starts[first] : lines.ends[first] + 1].tobytes())
             if learnt is None:
                 found.left = found.left[1:]
             elif (taken := self._take(learnt, lines, found)) >= _LEAST_LINES_LEFT:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from async_orch.analysis._columns import Rows
+from async_orch.analysis._columns import JoinedRows, Rows, chosen
 from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["device_time", "step_intervals"]
@@ -17,10 +17,10 @@ def step_intervals(groups: Sequence[Rows]) -> list[Column]:
 
     The first step of a run has none, so a group gives at most as many values as it has steps.
     """
-    end = np.concatenate([rows.figure("end_ns") for rows in groups])
+    end = JoinedRows(groups).figure("end_ns")
     group = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
     known = end != MISSING
-    end, group = end[known], group[known]
+    end, group = chosen(end, known), chosen(group, known)
     if np.any(end[1:] < end[:-1]):
         order = np.argsort(end, kind="stable")
         end, group = end[order], group[order]
@@ -33,15 +33,17 @@ def device_time(groups: Sequence[Rows]) -> tuple[int, int] | None:
 
     Kernels that overlap count once. None for fewer than two kernels: one fills its own window.
     """
-    start = np.concatenate([rows.figure("device_start_ns") for rows in groups])
-    length = np.concatenate([rows.figure("device_ns") for rows in groups])
+    start = JoinedRows(groups).figure("device_start_ns")
+    length = JoinedRows(groups).figure("device_ns")
     known = (start != MISSING) & (length != MISSING)
-    start, length = start[known], length[known]
+    start, length = chosen(start, known), chosen(length, known)
     if len(start) < 2:
         return None
-    order = np.argsort(start, kind="stable")
-    start, length = start[order], length[order]
-    end = np.maximum.accumulate(start + length)
-    covered_until = np.concatenate((start[:1], end[:-1]))
-    busy = np.maximum(end - np.maximum(start, covered_until), 0)
-    return int(end[-1] - start[0]), int(busy.sum())
+    if np.any(start[1:] < start[:-1]):
+        order = np.argsort(start, kind="stable")
+        start, length = start[order], length[order]
+    end = start + length
+    if np.any(end[1:] < end[:-1]):
+        end = np.maximum.accumulate(end)
+    busy_ns = int(length[0] + np.maximum(end[1:] - np.maximum(start[1:], end[:-1]), 0).sum())
+    return int(end[-1] - start[0]), busy_ns

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._columns import Rows
+from async_orch.analysis._columns import Rows, chosen, known_of
 from async_orch.analysis._percentiles import exact_sum
 from async_orch.analysis._table import MISSING, Column
 from async_orch.analysis._units import duration, share, size
@@ -48,17 +48,14 @@ def verdict_of(rows: Rows, *, estimated: bool, intervals: Column | None = None) 
     steps overlap, it is what the rate of steps cannot exceed. `estimated` says that the rows' allocation time is
     an estimate. `intervals` are the times from step to step in ns, without which nothing is said of starving.
     """
-    columns = {part: rows.figure(name) for part, name in (_PARTS | _HOOKS).items()}
-    seen = {part: values for part, values in columns.items() if np.any(values != MISSING)}
+    seen = {part: name for part, name in (_PARTS | _HOOKS).items() if _occurs(rows, name)}
     undivided = "copy" not in seen
     if undivided:
-        seen = {part: rows.figure(name) for part, name in _UNDIVIDED.items()}
-    complete = _complete({part: values for part, values in seen.items() if part not in _HOOKS})
-    steps = int(np.count_nonzero(complete))
+        seen = _UNDIVIDED
+    work = _work_of(rows, seen)
+    steps, sums = work.steps, work.sums
     if "build" not in seen or steps == 0:
         return None
-    # A step that was fed or launched by nobody, so to speak, spent no time on it.
-    sums = {part: exact_sum(np.where(values == MISSING, 0, values)[complete]) for part, values in seen.items()}
     total = sum(sums.values())
     if total == 0:
         return None
@@ -69,7 +66,7 @@ def verdict_of(rows: Rows, *, estimated: bool, intervals: Column | None = None) 
         f"{bound} bound: {bound} takes {duration(parts[bound])} of the {duration(total // steps)} "
         f"of work in a step ({share(part_share)}){_others(parts, bound, total // steps)}."
     )
-    starved = _starved(rows, complete, intervals)
+    starved = None if intervals is None else _starved(work, intervals)
     if starved is not None:
         starved_ns, interval_ns = starved
         text = (
@@ -83,7 +80,7 @@ def verdict_of(rows: Rows, *, estimated: bool, intervals: Column | None = None) 
     elif "allocation" not in seen:
         text += " What allocation took is not known to the backend."
     elif estimated and sums["allocation"]:
-        text += " " + _estimate_text(rows, complete)
+        text += " " + _estimate_text(rows, _complete(rows, seen))
     if steps < len(rows):
         text += f" From the {steps} of {len(rows)} steps that have these figures."
     return Verdict(bound, part_share, parts, steps, estimated and "allocation" in seen, text)
@@ -99,16 +96,42 @@ def _others(parts: dict[str, int], bound: str, total_ns: int) -> str:
     return "".join(f", {part}" for part in shown)
 
 
-def _starved(rows: Rows, complete: npt.NDArray[np.bool_], intervals: Column | None) -> tuple[int, int] | None:
+def _occurs(rows: Rows, name: str) -> bool:
+    return any(bool(np.any(part.figure(name) != MISSING)) for part in rows.parts())
+
+
+@dataclass(slots=True)
+class _Work:
+    """Sums over the steps that have all parts but those of hooks: of each part, and of starved and device time."""
+
+    sums: dict[str, int]
+    steps: int = 0
+    starved_ns: int = 0
+    device_ns: int = 0
+    timed_steps: int = 0
+
+
+def _work_of(rows: Rows, names: dict[str, str]) -> _Work:
+    work = _Work(dict.fromkeys(names, 0))
+    for some in rows.parts():
+        complete = _complete(some, names)
+        work.steps += int(np.count_nonzero(complete))
+        for part, name in names.items():
+            # A step that was fed or launched by nobody, so to speak, spent no time on it.
+            work.sums[part] += exact_sum(known_of(chosen(some.figure(name), complete)))
+        starved, device = (chosen(some.figure(name), complete) for name in ("starved_ns", "device_ns"))
+        timed = (starved != MISSING) & (device != MISSING)
+        work.starved_ns += exact_sum(chosen(starved, timed))
+        work.device_ns += exact_sum(chosen(device, timed))
+        work.timed_steps += int(np.count_nonzero(timed))
+    return work
+
+
+def _starved(work: _Work, intervals: Column) -> tuple[int, int] | None:
     """Mean starved time and mean time from step to step, if the device starved."""
-    if intervals is None or len(intervals) == 0:
+    if not work.timed_steps or not len(intervals):
         return None
-    starved, device = rows.figure("starved_ns")[complete], rows.figure("device_ns")[complete]
-    known = (starved != MISSING) & (device != MISSING)
-    if not np.any(known):
-        return None
-    count = int(np.count_nonzero(known))
-    starved_ns, device_ns = exact_sum(starved[known]) // count, exact_sum(device[known]) // count
+    starved_ns, device_ns = work.starved_ns // work.timed_steps, work.device_ns // work.timed_steps
     interval_ns = exact_sum(intervals) // len(intervals)
     idle_ns = interval_ns - device_ns
     if starved_ns >= _STARVED_SHARE * interval_ns and 2 * starved_ns >= idle_ns > 0:
@@ -116,17 +139,18 @@ def _starved(rows: Rows, complete: npt.NDArray[np.bool_], intervals: Column | No
     return None
 
 
-def _complete(columns: dict[str, Column]) -> npt.NDArray[np.bool_]:
-    complete: npt.NDArray[np.bool_] = np.ones(len(next(iter(columns.values()))), np.bool_)
-    for values in columns.values():
-        complete &= values != MISSING
+def _complete(rows: Rows, names: dict[str, str]) -> npt.NDArray[np.bool_]:
+    complete: npt.NDArray[np.bool_] = np.ones(len(rows), np.bool_)
+    for part, name in names.items():
+        if part not in _HOOKS:
+            complete &= rows.figure(name) != MISSING
     return complete
 
 
 def _estimate_text(rows: Rows, complete: npt.NDArray[np.bool_]) -> str:
     steps = int(np.count_nonzero(complete))
     graph_ns, alloc_ns, graph_nbytes = (
-        exact_sum(rows.figure(name)[complete]) // steps for name in ("graph_ns", "alloc_ns", "graph_nbytes")
+        exact_sum(chosen(rows.figure(name), complete)) // steps for name in ("graph_ns", "alloc_ns", "graph_nbytes")
     )
     rates = rows.figure("sm_bw")[complete]
     rates = rates[rates != MISSING]

@@ -8,25 +8,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from async_orch.analysis._part_file import send
 from async_orch.analysis._parts import Part, drawn
 from async_orch.analysis._scan import Scanner
-from async_orch.analysis._templates import Templates
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Read parts as long as there are any, then write what is in them; the exit code is 0 if all was written."""
+    """Read parts as long as there are any, and write what is in them; the exit code is 0 if all was written."""
     path, *bounds = arguments
     parts = [Part(*map(int, text.split("-"))) for text in bounds]
-    read = []
-    templates = Templates()
+    scanner = Scanner()
     for number in drawn(sys.stdin.fileno()):
-        scanner = Scanner(templates)
-        scanner.read_part(Path(path), parts[number])
-        read.append((number, scanner))
-    for number, scanner in read:
-        scanner.send_part(sys.stdout.buffer, number)
+        send(sys.stdout.buffer, scanner.read_part(Path(path), parts[number], number))
     return 0
 
 

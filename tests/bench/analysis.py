@@ -1,8 +1,8 @@
 """The summary of a log of a million steps: ``python -m tests.bench.analysis [--out DIR]``.
 
-Beside a loop of `json.loads` that computes the same figures, and one that only parses; the answers are compared. Each
-in a process of its own (`tests.bench.analysis_speed` has the ways, and DuckDB too). Writing the log takes longer than
-reading it: with ``BENCH_LOG=FILE`` in the environment it is kept there and used again.
+Beside a loop of `json.loads` that computes the same figures, one that only parses, and DuckDB; the answers are compared.
+Each in a process of its own (`tests.bench.analysis_speed` has the ways). Writing the log takes longer than reading it:
+with ``BENCH_LOG=FILE`` in the environment it is kept there and used again.
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ def figures(samples: Samples) -> list[Figure]:
             samples, ("json.loads alone", "seconds"), ("ours", "seconds"), "analysis_parse_ratio",
             "json.loads alone / it", unit="x",
         ),
+        quotient(
+            samples, ("duckdb", "seconds"), ("ours", "seconds"), "analysis_duckdb_ratio",
+            "DuckDB's read_json with the same figures / it", unit="x", goal=(">=", 1),
+        ),
     ]  # fmt: skip
 
 
-WAYS = ("ours", "json loop", "json.loads alone")
-BENCH = Bench("analysis", {name: partial(way, name) for name in WAYS}, figures, rounds=3, about={"steps": STEPS})
+WAYS = ("ours", "json loop", "json.loads alone", "duckdb")
+BENCH = Bench("analysis", {name: partial(way, name) for name in WAYS}, figures, rounds=5, about={"steps": STEPS})
 
 if __name__ == "__main__":
     main(BENCH)

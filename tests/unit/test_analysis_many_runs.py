@@ -95,8 +95,10 @@ def test_rows_in_any_order_are_gathered_from_their_blocks(steps: list[StepRecord
         assert taken.column("seq").tolist() == whole[rows].tolist()
         assert taken.take(np.arange(len(rows))[::-2]).column("seq").tolist() == whole[rows][::-2].tolist()
     assert frame.take(np.zeros(200, np.bool_)).column("seq").tolist() == []
-    parts = frame.take(np.arange(3, 99)).parts()
-    assert [seq for part in parts for seq in part.column("seq").tolist()] == list(range(3, 99))
+    for rows in (np.arange(3, 99), np.arange(0, 200, 9), np.array([4]), random.permutation(200)):
+        parts = list(frame.take(rows).parts())
+        assert [seq for part in parts for seq in part.column("seq").tolist()] == rows.tolist()
+        assert [len(part) for part in parts] == [len(part.column("slot")) for part in parts]
 
 
 def test_clocks_and_gaps_are_those_of_each_run_alone(steps: list[StepRecord]) -> None:

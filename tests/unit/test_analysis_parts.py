@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from async_orch.analysis import LogFrames, StepFrame, _parts, read_frames
+from async_orch.analysis import MAX_LINE_NBYTES, LogFrames, Scanner, StepFrame, _parts, read_frames
+from async_orch.analysis._part_file import received, send
 from async_orch.logs import encode_line
 from tests.unit.step_records import REPORT_LINE, step_record
 
@@ -57,7 +58,61 @@ def test_children_read_every_part_that_nobody_else_draws(tmp_path: Path, monkeyp
     with _parts.divided(log) as division:
         found = division.collect()
         assert sorted(found) == list(range(len(division.parts)))
-    assert sum(part.header.rows for part in found.values()) == 2000
+    assert sum(len(block.kinds) for part in found.values() for block in part.blocks) == 2000
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        b"",
+        b"\n\n\n",
+        b"x" * (MAX_LINE_NBYTES + 9) + b"\n",
+        b"x" * (1 << 19) + b"\n",
+        encode_line(step_record(bubble_ns=-5)),
+    ],
+    ids=["nothing", "blank", "too long", "long", "other"],
+)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_reading_in_place_is_feeding(
+    between: bytes, line_end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of several megabytes, read where templates look at them, give what the same bytes give piece by piece."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 3 << 20)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
+    lines = [encode_line(step_record(seq=seq, build_ns=seq * 37)) for seq in range(7000)]
+    lines[4500:4500] = [between]
+    text = b"".join(lines).replace(b"\n", line_end)
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(text)
+    in_place = read_frames(log)
+    assert same(in_place, read_frames(io.BytesIO(text)))
+    assert in_place.reading.steps == 7000
+
+
+def test_what_a_child_did_not_finish_is_missing(tmp_path: Path) -> None:
+    """Of a file that ends anywhere, as when a child was killed, the whole parts are taken, equal to those sent."""
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(b"".join(encode_line(step_record(seq=seq, slot=seq, submit_ns=seq << 40)) for seq in range(9)))
+    scanner = Scanner()
+    part = scanner.read_part(log, _parts.Part(0, log.stat().st_size), 3)
+    sent = io.BytesIO()
+    ends = []
+    for _ in range(2):
+        send(sent, part)
+        ends.append(sent.tell())
+    for size in range(ends[-1] + 1):
+        with (tmp_path / "output").open("w+b") as file:
+            file.write(sent.getvalue()[:size])
+            file.flush()
+            found = list(received(file))
+        assert len(found) == sum(end <= size for end in ends)
+        for one in found:
+            assert one.header == part.header
+            (block,), (expected,) = one.blocks, part.blocks
+            assert block.kinds.tolist() == expected.kinds.tolist()
+            for name, values in expected.columns.items():
+                assert (block.columns[name].dtype, block.columns[name].tolist()) == (values.dtype, values.tolist())
 
 
 def test_children_that_fail_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

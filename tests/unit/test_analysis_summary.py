@@ -36,10 +36,12 @@ def plain_percentile(values: list[int], percent: int) -> int:
     raise AssertionError("no values")
 
 
-@given(st.lists(st.integers(-(2**53), 2**62), min_size=1, max_size=60))
-def test_distribution_equals_a_plain_loop(values: list[int]) -> None:
+@given(st.lists(st.integers(-(2**53), 2**62) | st.integers(-2, 2), min_size=1, max_size=60), st.booleans())
+def test_distribution_equals_a_plain_loop(values: list[int], is_scratch: bool) -> None:
     """Count, percentiles by nearest rank, extremes and the exact sum are those of a loop over Python integers."""
-    found = distribution(np.array(values, dtype=np.int64))
+    given = np.array(values, dtype=np.int64)
+    found = distribution(given, is_scratch=is_scratch)
+    assert is_scratch or given.tolist() == values
     assert found is not None
     assert (found.count, found.min, found.max, found.sum) == (len(values), min(values), max(values), sum(values))
     assert (found.p50, found.p90, found.p99) == tuple(plain_percentile(values, p) for p in (50, 90, 99))

@@ -15,7 +15,8 @@ import pytest
 from async_orch.analysis import LogFrames, Scanner, StepFrame, read_frames
 from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, Figures
 from async_orch.analysis._templates import Templates
-from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text, Texts
+from async_orch.analysis._texts import Texts
+from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text
 from async_orch.logs import encode_line, encode_lines
 from tests.unit.step_records import step_record
 
