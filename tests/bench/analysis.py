@@ -1,6 +1,6 @@
 """The summary of a log of a million steps: ``python -m tests.bench.analysis [--out DIR]``.
 
-Beside a loop of `json.loads` that computes the same figures, one that only parses, and DuckDB; the answers are compared.
+Beside a loop of `json.loads` that computes the same figures, one that only parses, and DuckDB; answers are compared.
 Each in a process of its own (`tests.bench.analysis_speed` has the ways). Writing the log takes longer than reading it:
 with ``BENCH_LOG=FILE`` in the environment it is kept there and used again.
 """
