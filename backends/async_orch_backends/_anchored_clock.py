@@ -36,6 +36,11 @@ class AnchoredClock:
         after = time.monotonic_ns()
         return after - before, (before + after) // 2 - device_ns
 
+    @property
+    def offset_ns(self) -> int:
+        """What to add to the device's nanoseconds now."""
+        return self._offset_ns
+
     def host_ns(self, device_ns: int) -> int:
         """CLOCK_MONOTONIC when the device's clock showed ``device_ns``."""
         return device_ns + self._offset_ns

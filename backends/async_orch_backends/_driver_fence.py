@@ -154,7 +154,7 @@ class DriverFence(Fence):
 
     def time_ns(self) -> int | None:
         event = self.event
-        return event.time_ns() if event is not None and self.query() else None
+        return event.time_ns() if event is not None and (self._over or self.query()) else None
 
     @property
     def native(self) -> Any:

@@ -53,6 +53,11 @@ class DriverStream(Stream):
     # -- the seam ------------------------------------------------------------------------------------------
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
+        self._check_copy(dst, src, nbytes, dst_offset, src_offset)
+        self._do(partial(self._queue.copy, dst, src, nbytes, dst_offset, src_offset))
+
+    @staticmethod
+    def _check_copy(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
         if not (
             0 <= dst_offset <= dst_offset + nbytes <= dst.nbytes
             and 0 <= src_offset <= src_offset + nbytes <= src.nbytes
@@ -61,7 +66,6 @@ class DriverStream(Stream):
                 f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
                 f"to offset {dst_offset} of {dst!r}"
             )
-        self._do(partial(self._queue.copy, dst, src, nbytes, dst_offset, src_offset))
 
     def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
         self._do(partial(self._queue.launch, kernel, args))
@@ -81,9 +85,9 @@ class DriverStream(Stream):
     def record(self) -> Fence:
         with self._lock:
             self._check()
-            if self._device.lost is None and not self._deferred:
+            if self._is_direct:
                 try:
-                    return DriverFence(self, self._record(), self._error, tuple(self._sources))
+                    return self._fence()
                 except DeviceLost as exc:
                     self._device.lose(exc)
             lost = self._device.lost
@@ -93,6 +97,57 @@ class DriverStream(Stream):
                 return fence
         fence.drop(lost)
         return fence
+
+    # What every step does: as the seam composes it, in one turn under the lock.
+
+    def begin(self, after: Fence | None = None) -> Fence:
+        with self._lock:
+            self._check()
+            if self._is_direct:
+                try:
+                    self._isolate()
+                    if after is None or self._passed(after):
+                        return self._fence()
+                except DeviceLost as exc:
+                    self._device.lose(exc)
+        return super().begin(after)
+
+    def begin_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        self._check_copy(dst, src, nbytes, 0, 0)
+        with self._lock:
+            self._check()
+            if self._is_direct:
+                try:
+                    self._isolate()
+                    return self._fence(), self._copied(dst, src, nbytes)
+                except DeviceLost as exc:
+                    self._device.lose(exc)
+        return super().begin_copy(dst, src, nbytes)
+
+    def record_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        self._check_copy(dst, src, nbytes, 0, 0)
+        with self._lock:
+            self._check()
+            if self._is_direct and self._error is None:
+                try:
+                    return self._fence(), self._copied(dst, src, nbytes)
+                except DeviceLost as exc:
+                    self._device.lose(exc)
+        return super().record_copy(dst, src, nbytes)
+
+    @property
+    def _is_direct(self) -> bool:
+        """Whether the driver gets work at once: nothing waits here, and the device is not lost."""
+        return not self._deferred and self._device.lost is None
+
+    def _fence(self) -> DriverFence:
+        return DriverFence(self, self._record(), self._error, tuple(self._sources))
+
+    def _copied(self, dst: Buffer, src: Buffer, nbytes: int) -> DriverFence:
+        if nbytes:
+            self._last = None
+            self._queue.copy(dst, src, nbytes, 0, 0)
+        return self._fence()
 
     def wait(self, fence: Fence) -> None:
         with self._lock:

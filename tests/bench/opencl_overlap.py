@@ -60,7 +60,9 @@ def _cl() -> Any:
 
 def _kernel(context: Any) -> Any:
     cl = _cl()
-    return cl.Kernel(cl.Program(context, SOURCE).build(), "spin")
+    kernel = cl.Kernel(cl.Program(context, SOURCE).build(), "spin")
+    kernel.set_scalar_arg_dtypes([None, None, np.int32, np.int32])
+    return kernel
 
 
 @functools.cache
