@@ -22,6 +22,7 @@ __all__ = [
     "FIGURE_FIELDS",
     "KIND_FIELDS",
     "MISSING",
+    "OPTIONAL_FIGURES",
     "SIGNED_FIGURES",
     "Block",
     "Column",
@@ -29,6 +30,7 @@ __all__ = [
     "HeldColumn",
     "Kind",
     "StepTable",
+    "figures_of",
 ]
 
 MISSING: Final = -(2**63)
@@ -76,12 +78,14 @@ def _bounds(name: str) -> tuple[int, int]:
     return 0, 2**62 if name in _COUNT_FIELDS or name.endswith(("_start_ns", "submit_ns", "accept_ns")) else 2**53
 
 
+_PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
 _BOUNDS: Final = np.array([_bounds(name) for name in FIGURE_FIELDS], np.int64)
+OPTIONAL_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _PLAIN_TYPES[name] is not int)
+"""Those of `FIGURE_FIELDS` that may be null."""
 SIGNED_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _bounds(name)[0] < 0)
 """Those of `FIGURE_FIELDS` that may be negative."""
 
 _LATER_FIELDS: Final = {field.name for field in msgspec.structs.fields(StepRecord) if not field.required}
-_PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
 
 Figures: Final[Any] = msgspec.defstruct(
     "Figures",
@@ -298,6 +302,12 @@ class StepTable:
 
 def _empty_block(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     return np.empty((len(FIGURE_FIELDS), rows), np.int64), np.empty(rows, np.int32)
+
+
+def figures_of(record: Any) -> list[int]:
+    """The figures of a `Figures`, in the order of the columns."""
+    values = (getattr(record, name) for name in FIGURE_FIELDS)
+    return [MISSING if value is None else _fitted(value) for value in values]
 
 
 def _fitted(value: int) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._memory import keep_freed
-from async_orch.analysis._table import FIGURE_FIELDS
-from async_orch.analysis._template import Lines, Template
+from async_orch.analysis._table import FIGURE_FIELDS, figures_of
+from async_orch.analysis._template import Lines, Template, record_of
 from async_orch.analysis._words import Text
 
 __all__ = ["TemplateRows", "Templates"]
@@ -25,6 +25,7 @@ _LEAST_LINE_NBYTES: Final = 256  # a step's line has more: shorter ones are some
 # For fewer lines the decoder is as fast as a template that is known, and than one that is still to be made.
 _LEAST_LINES_LEFT: Final = 16
 _LEAST_LINES_TO_LEARN: Final = 64
+_LEAST_TAKEN_TO_ONE_LEFT: Final = 4
 
 
 class TemplateRows(NamedTuple):
@@ -113,6 +114,8 @@ class Templates:
                 found.left = found.left[1:]
             elif (taken := self._take(learnt, lines, found)) >= _LEAST_LINES_LEFT:
                 used[learnt] = taken
+        if len(found.left) <= count // _LEAST_TAKEN_TO_ONE_LEFT:
+            self._decode_left(lines, found)
         # The most useful first, so that most blocks need no other.
         self._known = sorted(used, key=lambda template: used[template], reverse=True)[:_MAX_TEMPLATES]
         known = found.kinds >= 0
@@ -120,6 +123,15 @@ class Templates:
         if not known.all():
             columns, kinds = columns[:, known], kinds[known]
         return TemplateRows(known, columns, kinds, found.samples, lines.ends)
+
+    def _decode_left(self, lines: Lines, found: _Found) -> None:
+        """Take those lines left that are records, so that what is taken is in as few pieces as possible."""
+        for row in found.left.tolist():
+            line = self.text.bytes[lines.starts[row] : lines.ends[row]].tobytes()
+            if line.startswith(b"{") and (record := record_of(line)) is not None:
+                self._columns[:, row] = figures_of(record)
+                found.kinds[row] = len(found.samples)
+                found.samples.append(record)
 
     def _take(self, template: Template, lines: Lines, found: _Found) -> int:
         """Read those of the lines left that a template fits; how many they are."""

@@ -49,6 +49,8 @@ _STEPS: Final = tuple(
 _SCALES: Final = tuple(np.uint64(10 ** (_WORD_NBYTES * number)) for number in range(3))
 _STRING_WORDS: Final = np.arange(0, MAX_STRING_NBYTES, _WORD_NBYTES)[:, None, None]
 _64: Final = np.uint64(64)
+_NULL: Final = np.uint64(int.from_bytes(b"null", "little"))
+_NULL_MASK: Final = np.uint64(0xFFFFFFFF)
 
 
 class Text:
@@ -57,6 +59,9 @@ class Text:
     A position up to `MAX_TEXT_NBYTES` outside gives some bytes or other: whoever finds places in a text that may be
     anything need not look at each before reading.
     """
+
+    ZERO: Final = (-1, 0)
+    """A place outside where a 0 stands: first byte and end."""
 
     def __init__(self) -> None:
         self.bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -67,6 +72,7 @@ class Text:
         words = _BEFORE_WORDS + nbytes // _WORD_NBYTES + 1 + _AFTER_WORDS
         if words > len(self._words):
             self._words = np.zeros(words, "<u8")
+            self._words.view(np.uint8)[_BEFORE_WORDS * _WORD_NBYTES + self.ZERO[0]] = ord("0")
         self.bytes = self._words[_BEFORE_WORDS:].view(np.uint8)[:nbytes]
         return self.bytes.data
 
@@ -129,6 +135,12 @@ class Text:
             values *= _SCALES[number]
             total[longer] += values
         return total.view(np.int64), fits
+
+    def are_null(self, starts: Places, ends: Places) -> Mask:
+        """Where the text from `starts` to `ends` is ``null``."""
+        null: Mask = self._words_at(starts) & _NULL_MASK == _NULL
+        null &= ends - starts == len("null")
+        return null
 
     def _eight_digits(self, ends: Places, widths: Places, number: int, fits: Mask) -> Words:
         """The values of the digits in the word `number` from the end; lines in which one is no digit do not fit."""

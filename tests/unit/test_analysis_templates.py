@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from async_orch.analysis import LogFrames, Scanner, StepFrame, read_frames
-from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, Figures
+from async_orch.analysis import LogFrames, Scanner, StepFrame, _templates, read_frames
+from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, OPTIONAL_FIGURES, Figures, figures_of
+from async_orch.analysis._template import record_of
 from async_orch.analysis._templates import Templates
 from async_orch.analysis._texts import Texts
 from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text
@@ -61,8 +63,7 @@ def check(block: bytes, templates: Templates) -> int:
         record: Any = decode(lines[number])  # raises if it is none
         sample = rows.samples[rows.kinds[row]]
         assert all(getattr(record, name) == getattr(sample, name) for name in KIND_FIELDS)
-        known = [getattr(record, name) for name in FIGURE_FIELDS]
-        assert rows.columns[:, row].tolist() == [MISSING if value is None else value for value in known]
+        assert rows.columns[:, row].tolist() == figures_of(record)
     return len(taken)
 
 
@@ -115,7 +116,15 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a fraction": lambda line: line.replace(b',"acquire_start_ns"', b'.5,"acquire_start_ns"'),
     "an exponent": lambda line: line.replace(b',"acquire_start_ns"', b'e1,"acquire_start_ns"'),
     "nothing": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":'),
-    "null": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":null'),
+    "null where a figure must be": lambda line: re.sub(rb'"seq":\d+', b'"seq":null', line),
+    "half a null": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":nul'),
+    "more than null": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":nulls'),
+    "another null": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":nuLL'),
+    "no attributes": lambda line: line.replace(b'"attrs":null', b'"attrs":'),
+    "attributes that do not end": lambda line: line.replace(b'"attrs":null', b'"attrs":{"a":[1,2}'),
+    "attributes with something behind": lambda line: line.replace(b'"attrs":null', b'"attrs":{},1'),
+    "attributes and a figure twice": lambda line: line.replace(b'"attrs":null', b'"attrs":1,"seq":5'),
+    "attributes with a control character": lambda line: line.replace(b'"attrs":null', b'"attrs":"\x01"'),
     "a text": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":"3678950"'),
     "a letter among digits": lambda line: line.replace(b"3678950", b"36789S0"),
     "a byte beyond ASCII": lambda line: line.replace(b"3678950", b"3678\xb950"),
@@ -142,8 +151,10 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("place", [0, 100, 199])
-def test_whatever_differs_in_more_than_figures_is_left_to_the_decoder(edit: str, place: int) -> None:
-    """One line among others that is edited is not taken, wherever it stands, and all others are."""
+def test_whatever_differs_in_more_than_figures_is_left_to_the_decoder(
+    edit: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line among others that is edited fits no template, wherever it stands; it is taken if it can be decoded."""
     lines = [encode_line(step_record(seq=seq, step_id="ab", build_ns=3678950, bubble_ns=7)) for seq in range(200)]
     templates = Templates()
     check(b"".join(lines), templates)
@@ -151,8 +162,37 @@ def test_whatever_differs_in_more_than_figures_is_left_to_the_decoder(edit: str,
     assert edited != lines[place]
     lines[place] = edited
     block = b"".join(lines)
+    assert check(block, templates) == 199 + (record_of(edited) is not None)
+    monkeypatch.setattr(_templates, "_LEAST_TAKEN_TO_ONE_LEFT", 1000)
     assert check(block, templates) == 199
     assert not templates.read(block).taken[place]
+
+
+ATTRS: list[Any] = [
+    None,
+    {},
+    [],
+    7,
+    "a",
+    {"requests": ["r1", "r,2"]},
+    {"x": ',"after":1,"slot":2'},
+    {"a": [1.5, {"after": None}]},
+]
+
+
+@pytest.mark.parametrize("first", ATTRS)
+def test_attributes_and_figures_that_are_missing_make_no_other_form(first: Any) -> None:
+    """Lines with any attributes, and with or without any figure that may be missing, share the template of one."""
+    chance = random.Random(2)
+    optional = sorted(OPTIONAL_FIGURES)
+    whole = {name: figure(chance) for name in optional}
+    lines = [encode_line(step_record(seq=0, attrs=first, **whole))]
+    for seq in range(1, 300):
+        figures = {name: None if chance.random() < 0.1 else figure(chance) for name in optional}
+        lines.append(encode_line(step_record(seq=seq, attrs=chance.choice(ATTRS), **figures)))
+    templates = Templates()
+    assert check(b"".join(lines), templates) == 300
+    assert len(templates._known) == 1
 
 
 def fed(text: bytes, nbytes: int) -> LogFrames:
