@@ -69,15 +69,18 @@ class Template:
 
     def __init__(self, sample: Any, line: bytes, differing: list[_Differing]) -> None:
         self.sample = sample
+        # Where what differs ends, see `_Differing`; and which of it are strings, which integers.
         self._marks = np.array([[part.mark] for part in differing], np.int64)
         self._to_marks = np.array([[part.to_mark] for part in differing], np.int64)
         self._strings = np.array([number for number, part in enumerate(differing) if part.is_string], np.intp)
         self._integers = np.array([number for number, part in enumerate(differing) if not part.is_string], np.intp)
+        # Of the integers: those with a sign, those that are figures, and the columns that the figures go to.
         figures = [part.column for part in differing if not part.is_string]
         self._signed = [row for row, column in enumerate(figures) if column in _SIGNED_COLUMNS]
         self._figures = np.array([row for row, column in enumerate(figures) if column is not None], np.intp)
         self._columns = np.array([column for column in figures if column is not None], np.intp)
         self._missing = [column for column in range(len(FIGURE_FIELDS)) if column not in figures]
+        # The texts around what differs, one more than of it.
         edges = [0, *(edge for part in differing for edge in (part.start, part.end)), len(line)]
         texts = [line[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         self._lengths = np.array([[len(text)] for text in texts], np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from async_orch.analysis import MAX_LINE_NBYTES, LogFrames, Scanner, StepFrame, _parts, read_frames
@@ -108,7 +109,7 @@ def test_what_a_child_did_not_finish_is_missing(tmp_path: Path) -> None:
             found = list(received(file))
         assert len(found) == sum(end <= size for end in ends)
         for one in found:
-            assert one.header == part.header
+            assert msgspec.structs.replace(one.header, blocks=[]) == part.header
             (block,), (expected,) = one.blocks, part.blocks
             assert block.kinds.tolist() == expected.kinds.tolist()
             for name, values in expected.columns.items():
