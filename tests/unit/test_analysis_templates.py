@@ -126,6 +126,24 @@ def test_a_line_that_makes_no_template_does_not_keep_others_from_it() -> None:
     assert check(b"noise\n" + b"".join(lines), Templates()) == 100
 
 
+def test_the_templates_that_fit_most_lines_are_kept() -> None:
+    """Of six programs' templates the four that took most lines of the last block are known, the first of them first."""
+    lines = [encode_line(step_record(program=f"p{number}")) * (60 + 20 * number) for number in range(6)]
+    templates = Templates()
+    for _ in range(3):
+        templates.read(b"".join(lines))
+    assert [template.sample.program for template in templates._known] == ["p5", "p4", "p3", "p2"]
+
+
+def test_lines_that_are_taken_one_by_one_are_not_worth_it() -> None:
+    """Steps that take turns with something else are decoded as fast; a few such lines make no difference."""
+    step = encode_line(step_record())
+    templates = Templates()
+    assert not templates.read((step + b"noise\n") * 200).is_worth_it
+    assert templates.read(((step * 30) + b"noise\n") * 10).is_worth_it
+    assert not templates.read(step * 90 + b"noise\n" * 110).is_worth_it
+
+
 EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a 0 in front": lambda line: line.replace(b'"build_ns":', b'"build_ns":0'),
     "a sign": lambda line: line.replace(b'"build_ns":', b'"build_ns":-'),
@@ -280,7 +298,7 @@ def test_what_is_read_of_a_line_does_not_depend_on_its_neighbours(nbytes: int) -
 
 
 def test_a_log_that_templates_do_not_suit_is_tried_less_and_less_often() -> None:
-    """Of blocks of a hundred programs between each other one in 65 is tried in the end; one program's are taken again."""
+    """Of blocks of a hundred programs between each other one in 65 is tried in the end; later ones of one are taken."""
     templates = Templates()
     mixed = encode_lines([step_record(seq=seq, program=f"p{seq % 100}") for seq in range(300)])
     assert [templates.try_block(mixed) for _ in range(132)] == [None] * 132
@@ -319,6 +337,19 @@ def test_integers_of_every_width(digits: int) -> None:
         assert values.tolist() == [[value]]
         _, good = text.integers(np.array([[before - 1], [before]]), np.array([[len(line)], [len(line) + 1]]))
         assert not good.any()
+
+
+@pytest.mark.parametrize("odd", [b'"', b"\\", b"\x00", b"\x1f", b"\x80", b"\xff"])
+def test_a_string_is_plain_to_its_last_byte(odd: bytes) -> None:
+    """A byte that a string cannot have as it is is seen at any place inside it, and not looked at behind it."""
+    for nbytes in range(MAX_STRING_NBYTES + 1):
+        text = Text()
+        text.load(b" ~!#[]az" * 4 + odd)
+        start = np.array([[MAX_STRING_NBYTES - nbytes]])
+        assert text.plain_strings(start, start + nbytes).tolist() == [[True]]
+        for place in range(nbytes):
+            text.load(b"a" * place + odd + b"a" * (MAX_STRING_NBYTES - place))
+            assert text.plain_strings(np.array([[0]]), np.array([[nbytes]])).tolist() == [[False]]
 
 
 @pytest.mark.parametrize("lengths", [(10, 8), (16, 17), (32, 1), (64, 65), (150, 128)])
