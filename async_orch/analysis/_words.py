@@ -175,10 +175,11 @@ class Text:
         widths = ends - starts
         first = _STRING_WORDS[: -(-int(widths.max(initial=0)) // _WORD_NBYTES)]
         words = self._words_at(starts + first)
-        # The high bit of a byte that is odd; those behind it may have it as well.
-        odd = _zero_bytes(words ^ _QUOTES)
-        odd |= _zero_bytes(words ^ _BACKSLASHES)
-        odd |= (words - _SPACES) & ~words
+        # The high bit of a byte that is odd: borrowed where a byte is too small, or its own. Those behind it may have
+        # it as well.
+        odd = (words ^ _QUOTES) - _ONES
+        odd |= (words ^ _BACKSLASHES) - _ONES
+        odd |= words - _SPACES
         odd |= words
         odd &= _HIGH_BITS
         # What is behind the string's end is shifted out: 0 to 64 bits of each word.
@@ -186,8 +187,3 @@ class Text:
         good: Mask = np.bitwise_or.reduce(odd, axis=0) == 0
         good &= (widths >= 0) & (widths <= MAX_STRING_NBYTES)
         return good
-
-
-def _zero_bytes(words: Words) -> Words:
-    """Words in which the first byte that was 0 has its high bit set, and none before it."""
-    return (words - _ONES) & ~words

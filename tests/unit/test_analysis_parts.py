@@ -116,6 +116,20 @@ def test_what_a_child_did_not_finish_is_missing(tmp_path: Path) -> None:
                 assert (block.columns[name].dtype, block.columns[name].tolist()) == (values.dtype, values.tolist())
 
 
+def test_output_that_is_no_part_ends_what_is_received(tmp_path: Path) -> None:
+    """Whatever else a child wrote, behind whole parts or alone, is no part and no error."""
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(encode_line(step_record()))
+    sent = io.BytesIO()
+    send(sent, Scanner().read_part(log, _parts.Part(0, log.stat().st_size), 0))
+    for before, count in ((b"", 0), (sent.getvalue(), 1)):
+        for other in (bytes([4, *bytes(7)]) + b"what is this", b"\xff" * 40):
+            with (tmp_path / "output").open("w+b") as file:
+                file.write(before + other)
+                file.flush()
+                assert len(list(received(file))) == count
+
+
 def test_children_that_fail_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a child cannot be what it should be, its part is read here."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)

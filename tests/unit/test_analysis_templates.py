@@ -14,6 +14,7 @@ import pytest
 
 from async_orch.analysis import LogFrames, Scanner, StepFrame, read_frames
 from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, MISSING, Figures
+from async_orch.analysis._template import Template
 from async_orch.analysis._templates import Templates
 from async_orch.analysis._texts import MAX_TEXT_NBYTES, PIECE_NBYTES, Texts
 from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text
@@ -118,6 +119,25 @@ def test_lines_of_two_kinds_are_taken_in_their_places() -> None:
     for _ in range(3):
         assert check(b"".join(lines), templates) == 400
     assert check(b"".join(lines[1::2]), templates) == 200
+
+
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        (b'"ab"', b'"a\\n"'),
+        (b'"bubble_ns":7', b'"bubble_ns":-0'),
+        (b'"build_ns":3678950', b'"build_ns":3678950,"build_ns":1'),
+        (b'"build_ns":3678950', b'"build_ns":"3678950"'),
+        (b'"ab"', b'"' + b"a" * MAX_TEXT_NBYTES + b'"'),
+    ],
+    ids=["an escape", "minus zero", "a key twice", "no record", "a long line"],
+)
+def test_a_line_that_is_not_understood_makes_no_template(plain: bytes, other: bytes) -> None:
+    """A line makes a template only if what is read by it is, for the line itself, what the decoder reads."""
+    line = encode_line(step_record(step_id="ab", build_ns=3678950, bubble_ns=7))
+    assert Template.of(line) is not None
+    assert line.count(plain) == 1
+    assert Template.of(line.replace(plain, other)) is None
 
 
 def test_a_line_that_makes_no_template_does_not_keep_others_from_it() -> None:
