@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -49,17 +52,45 @@ def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest
     assert frames.reading.lines == 2000 + bool(between)
 
 
-def test_children_read_every_part_that_nobody_else_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children draw parts until none is left and hand over all of them, one each."""
+@pytest.mark.parametrize("stranger", [None, 700])
+def test_children_read_every_part_that_nobody_else_draws(
+    stranger: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children draw parts until none is left and hand over all of them, one each, but one with more than steps."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
     monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
     monkeypatch.setattr(_parts, "cores", lambda: 3)
+    lines = [encode_line(step_record(seq=seq)) for seq in range(2000)]
+    if stranger is not None:
+        lines[stranger] = REPORT_LINE.encode() + b"\n"
     log = tmp_path / "run.jsonl"
-    log.write_bytes(b"".join(encode_line(step_record(seq=seq)) for seq in range(2000)))
+    log.write_bytes(b"".join(lines))
+    before = len(b"".join(lines[:stranger]))
     with _parts.divided(log) as division:
         found = division.collect()
-        assert sorted(found) == list(range(len(division.parts)))
-    assert sum(len(block.kinds) for part in found.values() for block in part.blocks) == 2000
+        wanted = [
+            number
+            for number, part in enumerate(division.parts)
+            if stranger is None or not part.start <= before < part.end
+        ]
+        assert sorted(found) == wanted
+        assert len(wanted) == len(division.parts) - (stranger is not None)
+    for number in wanted:
+        held = [seq for block in found[number].blocks for seq in block.columns["seq"].tolist()]
+        start, end = division.parts[number]
+        assert held == [json.loads(line)["seq"] for line in log.read_bytes()[start:end].splitlines()]
+
+
+def test_a_part_of_no_number_of_ours_is_not_taken(tmp_path: Path) -> None:
+    """What a child hands over under a number that no part has is left."""
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(encode_line(step_record()))
+    whole = _parts.Part(0, log.stat().st_size)
+    with (tmp_path / "output").open("w+b") as file, subprocess.Popen([sys.executable, "-c", ""]) as process:
+        for number in (-1, 0, 1):
+            send(file, Scanner().read_part(log, whole, number))
+        division = _parts.Division([whole], [_parts.Child(process, file)], -1)
+        assert list(division.collect()) == [0]
 
 
 @pytest.mark.parametrize(
@@ -151,3 +182,24 @@ def test_small_and_compressed_logs_are_not_divided(tmp_path: Path, monkeypatch: 
     log.write_bytes(b"\x1f\x8b\x08" + b"x\n" * 1_000_000)
     with _parts.divided(log) as division:
         assert (division.parts, division.children) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"x\n" * (1 << 20) + b"x" * (3 << 20) + b"\nx\n", b"x\n" * (1 << 21) + b"x" * (MAX_LINE_NBYTES + 1)],
+    ids=["inside", "at the end"],
+)
+def test_a_log_that_cannot_be_cut_between_lines_is_not_divided(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a line is too long to look for its end, the log is read as a whole."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 21)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
+    log = tmp_path / "log"
+    log.write_bytes(text)
+    with _parts.divided(log) as division:
+        assert (division.parts, division.children) == ([], [])
+    log.write_bytes(b"x\n" * (1 << 21))
+    with _parts.divided(log) as division:
+        assert [len(division.parts), len(division.children)] == [2, 1]

@@ -134,7 +134,9 @@ def test_lines_of_two_kinds_are_taken_in_their_places() -> None:
 )
 def test_a_line_that_is_not_understood_makes_no_template(plain: bytes, other: bytes) -> None:
     """A line makes a template only if what is read by it is, for the line itself, what the decoder reads."""
-    line = encode_line(step_record(step_id="ab", build_ns=3678950, bubble_ns=7))
+    text = "a text, of no figure's, that is longer than those that may differ"
+    attrs = {"build_ns": 5, "of": {"seq": [1, -2]}, "text": text}
+    line = encode_line(step_record(step_id="ab", build_ns=3678950, bubble_ns=7, attrs=attrs))
     assert Template.of(line) is not None
     assert line.count(plain) == 1
     assert Template.of(line.replace(plain, other)) is None
