@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_orch.analysis import FIGURES, MISSING, Scanner, StepFrame, Summary, _distributions, _table, summarize_frames
+from async_orch.analysis._clock import kinds_on_host_clock
 from async_orch.analysis._columns import JoinedRows, LineRows, StepRows, added, between, chosen, known_of, rate
 from async_orch.analysis._table import FIGURE_FIELDS
 from async_orch.logs import StepRecord
@@ -91,6 +92,25 @@ def test_times_between_host_and_device_need_one_clock() -> None:
         together = StepRows(_frame(_steps())).figure(name).tolist()
         assert together[::3] == StepRows(runs["host"]).figure(name).tolist()
         assert {*together[1::3], *together[2::3]} == {MISSING}
+
+
+@pytest.mark.parametrize(
+    ("start_ns", "length_ns", "is_one"),
+    [(100, 400, True), (99, 400, False), (101, 400, False), (500, 0, True), (None, 400, False), (100, None, False)],
+)
+def test_a_device_clock_is_the_hosts_if_kernels_lie_between_launch_and_end(
+    start_ns: int | None, length_ns: int | None, is_one: bool
+) -> None:
+    """It may start with its launch and end with its retirement, but not a nanosecond off; without one nothing shows."""
+    ran = {"launch_start_ns": 100, "retire_start_ns": 500, "device_start_ns": start_ns, "device_ns": length_ns}
+    steps = [step_record(run_id="host", program=program, **ran) for program in "pq"]
+    steps += [step_record(run_id="own", program=program, device_clock="device", **ran) for program in "pq"]
+    steps += [step_record(run_id="late", device_clock="device", **ran | {"retire_start_ns": 1})]
+    steps += [
+        step_record(run_id=run_id, device_clock="none", **ran | {"retire_start_ns": 1}) for run_id in ("own", "no")
+    ]
+    assert kinds_on_host_clock(_frame(steps)).tolist() == [True, True, is_one, is_one, False, False, False]
+    assert kinds_on_host_clock(StepFrame([], [])).tolist() == []
 
 
 def test_a_summary_does_not_depend_on_how_steps_are_held(monkeypatch: pytest.MonkeyPatch) -> None:

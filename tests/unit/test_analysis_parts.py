@@ -28,7 +28,16 @@ def same(one: LogFrames, other: LogFrames) -> bool:
 
 
 @pytest.mark.parametrize(
-    "between", [b"", b"noise\n", OPENED, encode_line(step_record(build_ns=-1)), (REPORT_LINE + "\n").encode()]
+    "between",
+    [
+        b"",
+        b"noise\n",
+        OPENED,
+        encode_line(step_record(build_ns=-1)),
+        encode_line(step_record(schema=99)),
+        (REPORT_LINE + "\n").encode(),
+    ],
+    ids=["nothing", "noise", "a run", "a negative time", "another schema", "a report"],
 )
 def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands in a part, and without a last line end, the frames are those of one reader."""

@@ -191,6 +191,8 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a comma in a text": lambda line: line.replace(b'"ab"', b'"a,b"'),
     "a text beyond ASCII": lambda line: line.replace(b'"ab"', '"\u00e9"'.encode()),
     "a long text": lambda line: line.replace(b'"ab"', b'"' + b"a" * (MAX_STRING_NBYTES + 1) + b'"'),
+    "another process": lambda line: line.replace(b'"pid":4242', b'"pid":4243'),
+    "another schema": lambda line: line.replace(b'"schema":', b'"schema":1'),
     "another event": lambda line: line.replace(b"step.completed", b"step.cancelled"),
     "something behind it": lambda line: line.replace(b"}\n", b"}}\n"),
     "a carriage return": lambda line: line.replace(b"\n", b"\r\n"),
