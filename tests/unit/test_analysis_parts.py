@@ -61,6 +61,22 @@ def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest
     assert frames.reading.lines == 2000 + bool(between)
 
 
+def test_only_the_first_part_has_the_start_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte order mark is taken off the log's first line, and one that another part begins with tells nothing."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
+    lines = [encode_line(step_record(seq=seq)) + b"\xff\xfe\n" for seq in range(1500)]
+    text = b"\xef\xbb\xbf" + b'{"schema":2,"event":"ring.grown"}\n' + b"".join(lines)
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(text)
+    with _parts.divided(log) as division:
+        assert all(text[part.start :].startswith(b"\xff\xfe") for part in division.parts[1:])
+    frames = read_frames(log)
+    assert same(frames, read_frames(io.BytesIO(text)))
+    assert (frames.reading.other_events, frames.reading.hint) == (1, None)
+
+
 @pytest.mark.parametrize("stranger", [None, 700])
 def test_children_read_every_part_that_nobody_else_draws(
     stranger: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
