@@ -103,11 +103,15 @@ def test_a_device_clock_is_the_hosts_if_kernels_lie_between_launch_and_end(
 ) -> None:
     """It may start with its launch and end with its retirement, but not a nanosecond off; without one nothing shows."""
     ran = {"launch_start_ns": 100, "retire_start_ns": 500, "device_start_ns": start_ns, "device_ns": length_ns}
-    steps = [step_record(run_id="host", program=program, **ran) for program in "pq"]
-    steps += [step_record(run_id="own", program=program, device_clock="device", **ran) for program in "pq"]
-    steps += [step_record(run_id="late", device_clock="device", **ran | {"retire_start_ns": 1})]
-    steps += [
-        step_record(run_id=run_id, device_clock="none", **ran | {"retire_start_ns": 1}) for run_id in ("own", "no")
+    stray = ran | {"retire_start_ns": 1}
+    steps = [
+        step_record(seq=1, run_id="host", program="p", **stray),
+        step_record(seq=2, run_id="host", program="q", **ran),
+        step_record(seq=3, run_id="own", device_clock="device", program="p", **ran),
+        step_record(seq=4, run_id="own", device_clock="device", program="q", **ran),
+        step_record(seq=5, run_id="late", device_clock="device", **stray),
+        step_record(seq=6, run_id="own", device_clock="none", **stray),
+        step_record(seq=7, run_id="none", device_clock="none"),
     ]
     assert kinds_on_host_clock(_frame(steps)).tolist() == [True, True, is_one, is_one, False, False, False]
     assert kinds_on_host_clock(StepFrame([], [])).tolist() == []
