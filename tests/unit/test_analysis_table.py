@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from async_orch.analysis import MISSING, Kind, _table
+from async_orch.analysis import MISSING, _table
 from async_orch.analysis._table import FIGURE_FIELDS, StepTable
 from async_orch.logs import SCHEMA, StepRecord
 from tests.unit.step_records import step_record
@@ -21,19 +21,21 @@ def _most(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", FIGURE_FIELDS)
-@pytest.mark.parametrize("others", [0, 1, None])
-def test_a_figure_is_kept_up_to_its_bounds(name: str, others: int | None) -> None:
+def test_a_figure_is_kept_up_to_its_bounds(name: str) -> None:
     """Of steps with figures at and beyond the bounds those within are kept, in order, and the others counted."""
-    least = -(2**53) if name == "bubble_ns" else 0
-    values = [least, 5, _most(name), least + 1, 7, None, _most(name) - 1]
-    beyond = [least - 1, _most(name) + 1, 2**63, -(2**70)]
-    table = StepTable()
-    steps = [step_record(**{name: value}) for value in values]
-    if others is not None:
-        steps[1:1] = [step_record(**{name: value}) for value in beyond[others::2]]
-    table.extend(steps)
-    assert _column(table, name) == [MISSING if value is None else value for value in values]
-    assert table.invalid == (0 if others is None else 2)
+    least, most = -(2**53) if name == "bubble_ns" else 0, _most(name)
+    within = [step_record(**{name: value}) for value in (5, least, most, least + 1, 7, most - 1)]
+    lacking = step_record(**{name: None})
+    other = step_record(**{"build_ns" if name != "build_ns" else "seq": -1})
+    strange = step_record(schema=99)
+    for steps in (within, [lacking, *within], [lacking, lacking]):
+        for beyond in (None, least - 1, most + 1, 2**63, -(2**70)):
+            table = StepTable()
+            bad = [] if beyond is None else [step_record(**{name: beyond}), other, strange]
+            table.extend(steps[:1] + bad + steps[1:])
+            expected = [getattr(step, name) for step in steps]
+            assert _column(table, name) == [MISSING if value is None else value for value in expected]
+            assert (table.invalid, table.unknown_schema) == ((2, 1) if bad else (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -48,13 +50,18 @@ def test_a_figure_is_kept_up_to_its_bounds(name: str, others: int | None) -> Non
         ([None, 1], np.int64, False),
     ],
 )
-def test_columns_take_the_memory_they_need(values: list[int | None], dtype: type, is_constant: bool) -> None:
-    """One value is held once, and values that fit 32 bits in those; all of them as they were."""
+@pytest.mark.parametrize("has_damage", [False, True])
+def test_columns_take_the_memory_they_need(
+    values: list[int | None], dtype: type, is_constant: bool, has_damage: bool
+) -> None:
+    """One value is held once, and values that fit 32 bits in those, whatever a step has that is dropped."""
     table = StepTable()
-    table.extend([step_record(bubble_ns=value) for value in values])
+    steps = [step_record(bubble_ns=value) for value in values]
+    table.extend([*steps, step_record(bubble_ns=2**60)][: len(values) + has_damage])
     (block,), _ = table.blocks()
     column = block.columns["bubble_ns"]
-    assert (column.dtype, column.strides == (0,)) == (dtype, is_constant)
+    assert column.dtype == np.dtype(dtype)
+    assert (column.strides == (0,)) is is_constant
     assert column.tolist() == [MISSING if value is None else value for value in values]
 
 
@@ -63,28 +70,27 @@ def test_what_a_table_gave_stays_when_it_starts_anew(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_table, "_BLOCK_ROWS", 4)
     table = StepTable()
 
-    def fill(program: str, first: int) -> list[StepRecord]:
+    def fill(programs: str, first: int) -> list[StepRecord]:
         steps = [
             step_record(
                 seq=first + number,
                 submit_ns=(first + number) << 40,
-                program=program,
+                program=programs[number],
                 schema=99 if number == 3 else SCHEMA,
             )
             for number in range(9)
         ]
-        table.extend([*steps, step_record(build_ns=-1, program=program)])
+        table.extend([*steps, step_record(build_ns=-1, program=programs[0])])
         return [step for step in steps if step.schema == SCHEMA]
 
-    before = fill("p", 0)
+    before = fill("ababababa", 0)
     blocks, kinds = table.blocks()
     assert (table.invalid, table.unknown_schema) == (1, 1)
     table.start_anew()
-    after = fill("q", 100)
+    after = fill("ccddccddc", 100)
     for steps, some, names in ((before, blocks, kinds), (after, *table.blocks())):
         assert [seq for block in some for seq in block.columns["seq"].tolist()] == [step.seq for step in steps]
         assert [ns for block in some for ns in block.columns["submit_ns"].tolist()] == [s.submit_ns for s in steps]
-        assert {names[kind].program for block in some for kind in block.kinds} == {steps[0].program}
-        assert len(names) == 1
-        assert isinstance(names[0], Kind)
+        assert [names[kind].program for block in some for kind in block.kinds] == [step.program for step in steps]
+        assert len(names) == 2
     assert (table.invalid, table.unknown_schema) == (1, 1)
