@@ -12,13 +12,14 @@ __all__ = ["h2d_at_p50", "sm_nbytes_range"]
 
 
 def _step_at_p50(values: Column) -> int | None:
+    """The row at the p50 of `values`; of several with its value, the one that a stable sort puts there."""
     known = known_of(values)
     if not len(known):
         return None
     rank = rank_index(50, len(known))
     p50 = np.partition(known, rank)[rank]
-    # Of the steps that have this value, the one that a stable sort puts there.
-    return int(np.flatnonzero(values == p50)[rank - np.count_nonzero(known < p50)])
+    less = np.count_nonzero(known < p50)
+    return int(np.flatnonzero(values == p50)[rank - less])
 
 
 def h2d_at_p50(rows: Rows) -> tuple[int, int, int] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._clock import on_host_clock
+from async_orch.analysis._clock import kinds_on_host_clock
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
 from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column
@@ -43,13 +43,14 @@ class StepRows:
 
     ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
     queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
-    compares a moment on the host with one on the device is known only where both clocks are one, see `on_host_clock`.
+    compares a moment on the host with one on the device is known only where both clocks are one, see
+    `kinds_on_host_clock`.
     """
 
-    def __init__(self, frame: StepFrame, on_host: Callable[[], npt.NDArray[np.bool_]] | None = None) -> None:
+    def __init__(self, frame: StepFrame, on_host_clock: Callable[[], npt.NDArray[np.bool_]] | None = None) -> None:
         self.frame = frame
-        # What is true of a kind in all of a run need not show in a part of it.
-        self._on_host = on_host or cache(lambda: on_host_clock(frame))
+        # Asked once, of the whole frame: what is true of a kind need not show in a part.
+        self._on_host_clock = on_host_clock or cache(partial(kinds_on_host_clock, frame))
         self._derived: dict[str, Callable[[], Column]] = {
             "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
             "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
@@ -58,10 +59,10 @@ class StepRows:
             "end_ns": lambda: added(self.figure("accept_ns"), self.figure("total_ns")),
             "submit_wait_ns": lambda: between(self.figure("submit_ns"), self.figure("accept_ns")),
             "build_wait_ns": lambda: between(self.figure("accept_ns"), self.figure("build_start_ns")),
-            "copy_wait_ns": lambda: self._on_host_clock(between(self._acquired_ns(), self.figure("h2d_start_ns"))),
+            "copy_wait_ns": lambda: self._if_comparable(between(self._acquired_ns(), self.figure("h2d_start_ns"))),
             "launch_wait_ns": lambda: between(self._acquired_ns(), self.figure("launch_start_ns")),
-            "device_wait_ns": lambda: self._on_host_clock(between(self._ready_ns(), self.figure("device_start_ns"))),
-            "retire_wait_ns": lambda: self._on_host_clock(between(self._output_ns(), self.figure("retire_start_ns"))),
+            "device_wait_ns": lambda: self._if_comparable(between(self._ready_ns(), self.figure("device_start_ns"))),
+            "retire_wait_ns": lambda: self._if_comparable(between(self._output_ns(), self.figure("retire_start_ns"))),
             "device_end_ns": lambda: added(self.figure("device_start_ns"), self.figure("device_ns")),
         }
 
@@ -77,24 +78,22 @@ class StepRows:
             return np.full(len(self), MISSING, np.int64)
         values = self.frame.column(name)
         if name in _DEVICE:
-            timed = np.array([kind.device_clock not in (None, "none") for kind in self.frame.kinds] or [False])
-            if timed.all():
-                return values
-            return np.where(timed[self.frame.kind], values, MISSING)
+            timed = [kind.device_clock not in (None, "none") for kind in self.frame.kinds]
+            return self._of_kinds(np.array(timed, np.bool_), values)
         return values
 
     def parts(self) -> Iterator[StepRows]:
         """See `Rows.parts`."""
         for frame in self.frame.parts():
-            yield StepRows(frame, self._on_host)
+            yield StepRows(frame, self._on_host_clock)
 
     def stated_h2d_ns(self) -> Column:
         """The record's own ``h2d_ns``: the copy without allocation."""
         return self.frame.column("h2d_ns")
 
     def _timed_sm_nbytes(self) -> Column:
-        measured = np.array([kind.h2d_split == "measured" for kind in self.frame.kinds] or [False])
-        return np.where(measured[self.frame.kind], self.frame.column("sm_nbytes"), MISSING)
+        measured = [kind.h2d_split == "measured" for kind in self.frame.kinds]
+        return self._of_kinds(np.array(measured, np.bool_), self.frame.column("sm_nbytes"))
 
     def _acquired_ns(self) -> Column:
         return added(self.figure("acquire_start_ns"), self.figure("acquire_wait_ns"))
@@ -108,9 +107,13 @@ class StepRows:
         d2h = self.figure("d2h_ns")
         return added(self.figure("device_end_ns"), np.where(d2h == MISSING, 0, d2h))
 
-    def _on_host_clock(self, values: Column) -> Column:
-        on_host = self._on_host()
-        return values if on_host.all() else np.where(on_host[self.frame.kind], values, MISSING)
+    def _if_comparable(self, values: Column) -> Column:
+        """Times from a moment on the host to one on the device, or back: of steps for which both clocks are one."""
+        return self._of_kinds(self._on_host_clock(), values)
+
+    def _of_kinds(self, wanted: npt.NDArray[np.bool_], values: Column) -> Column:
+        """The values of steps of the kinds that are `wanted`, shape (kinds,); the column itself if all are."""
+        return values if wanted.all() else np.where(wanted[self.frame.kind], values, MISSING)
 
 
 class _Table:

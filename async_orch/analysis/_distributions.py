@@ -22,19 +22,19 @@ def distributions(rows: Rows, figures: Sequence[str]) -> dict[str, Distribution]
     """A `Distribution` for each of `figures` that at least one row has, in their order."""
     parts = list(rows.parts())
 
-    def known(figure: str) -> Distribution | None:
-        values = np.empty(len(rows), np.int64)
+    def distribution_of(figure: str) -> Distribution | None:
+        known = np.empty(len(rows), np.int64)
         count = 0
         for part in parts:
-            some = known_of(part.figure(figure))
-            values[count : count + len(some)] = some
-            count += len(some)
-        return distribution(values[:count], is_scratch=True)
+            values = known_of(part.figure(figure))
+            known[count : count + len(values)] = values
+            count += len(values)
+        return distribution(known[:count], is_scratch=True)
 
     if len(rows) < _ROWS_FOR_THREADS:
-        found = list(map(known, figures))
+        found = list(map(distribution_of, figures))
     else:
         # numpy works outside the GIL on columns of this length.
         with ThreadPoolExecutor(min(cores(), _MAX_THREADS)) as threads:
-            found = list(threads.map(known, figures))
+            found = list(threads.map(distribution_of, figures))
     return {figure: value for figure, value in zip(figures, found, strict=True) if value is not None}

@@ -90,6 +90,7 @@ def overlap_of(rows: Rows, intervals: Column, workers: Workers) -> Overlap | Non
 
 
 def _mean(rows: Rows, name: str) -> float | None:
+    """The mean over the steps that have the figure; None if none has it."""
     total = count = 0
     for part in rows.parts():
         known = known_of(part.figure(name))

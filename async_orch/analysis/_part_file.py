@@ -28,9 +28,10 @@ class BlockHeader(msgspec.Struct):
 
 
 class PartHeader(msgspec.Struct):
-    """What was read of part ``number``, beside the columns: counts, kinds by number, the blocks of rows.
+    """What was read of part ``number``, beside the columns: counts, the runs that it opens, kinds by number.
 
-    ``steps_only`` is false where the part holds something that the columns do not; then there are none.
+    ``steps_only`` is false where the part holds something that the columns do not; then there are none. ``blocks``
+    says what is written of each block of rows: `send` adds it.
     """
 
     number: int
@@ -54,8 +55,7 @@ class PartRead(NamedTuple):
 
 def send(target: IO[bytes], part: PartRead) -> None:
     """Write what was read of a part."""
-    header = part.header
-    header.blocks = [_block_header(block) for block in part.blocks]
+    header = msgspec.structs.replace(part.header, blocks=[_block_header(block) for block in part.blocks])
     text = msgspec.json.encode(header)
     _write(target, len(text).to_bytes(_ALIGNED_NBYTES, "little"))
     _write(target, text)
@@ -100,7 +100,7 @@ class _CutOffError(Exception):
 
 
 class _Written:
-    """What `_write` wrote, one after the other."""
+    """Takes what `_write` wrote, one after the other, from the memory of the file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory

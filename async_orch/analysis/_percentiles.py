@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Distribution", "distribution", "rank_index"]
+__all__ = ["Distribution", "distribution", "exact_sum", "rank_index"]
 
 
 @dataclass(frozen=True, slots=True)

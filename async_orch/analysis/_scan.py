@@ -81,22 +81,23 @@ class Scanner(Sorter):
         self._at_start = start == 0
         with path.open("rb", buffering=0) as file:
             file.seek(start)
-            while start < end and (count := self._take(file, min(_CHUNK_NBYTES, end - start))):
+            while start < end and (count := self._take_some(file, min(_CHUNK_NBYTES, end - start))):
                 start += count
                 if steps_only and self._pieces.more_than_steps:
                     return False
         self._flush()
         return True
 
-    def _take(self, file: FileIO, nbytes: int) -> int:
-        """Take some bytes of a part, and give how many."""
-        if self._is_between_lines and (taken := self._take_lines_of(file, nbytes)):
+    def _take_some(self, file: FileIO, nbytes: int) -> int:
+        """Take the next bytes of a log, `nbytes` at most; returns how many, 0 at the file's end."""
+        if self._is_between_lines and (taken := self._take_in_place(file, nbytes)):
             return taken
+        # A log's first line, or one that is longer than `nbytes`: what ends it, so that the next lines can be in place.
         data = file.read(nbytes)
-        first = data.find(b"\n") + 1 or len(data)
-        file.seek(first - len(data), os.SEEK_CUR)
-        self.feed(data[:first])
-        return first
+        taken = data.find(b"\n") + 1 or len(data)
+        file.seek(taken - len(data), os.SEEK_CUR)
+        self.feed(data[:taken])
+        return taken
 
     def read_part(self, path: Path, part: Part, number: int) -> PartRead:
         """Read a part of a file, as part `number`, and forget it; only that it is more than steps, if so.

@@ -24,7 +24,7 @@ __all__ = ["Sorter"]
 
 # Some 60 lines: what was decoded from them is still in the cache when the columns are made.
 _DECODED_NBYTES: Final = 1 << 16
-_NEAR_NBYTES: Final = 1 << 12
+_NEAR_NBYTES: Final = 1 << 12  # some lines: the last line end of a block is almost always in so many of its end
 _MAX_ANCHORS: Final = 1 << 20
 
 _decoder: Final = msgspec.json.Decoder(Figures)
@@ -35,8 +35,8 @@ _decode_line: Final = _decoder.decode
 class Sorter:
     """Takes the bytes of logs in pieces, as they come, and keeps what is in them in tables.
 
-    `feed` takes the next piece of the current log and `end` says that it is over. `templates`: those of another one,
-    for several that take turns.
+    `feed` takes the next piece of the current log and `end` says that it is over. `templates`: those of another
+    one, for several that take turns.
     """
 
     def __init__(self, templates: Templates | None = None) -> None:
@@ -88,11 +88,11 @@ class Sorter:
         else:
             self._take_rows(memoryview(block), self._templates.try_block(block))
 
-    def _take_lines_of(self, file: FileIO, nbytes: int) -> int:
+    def _take_in_place(self, file: FileIO, nbytes: int) -> int:
         """Take the next whole lines of a log, `nbytes` at most, without copying them where templates fit.
 
-        What was fed before must be `_is_between_lines`. It gives how many bytes these were, and leaves the file there;
-        0 if there is no line end in so many.
+        Only while `_is_between_lines`. Returns how many bytes these were, 0 if there is no line end in so many, and
+        leaves the file behind them.
         """
         text = self._templates.text
         count = file.readinto(text.room(nbytes))
@@ -209,8 +209,7 @@ class Sorter:
 
 
 def _whole_lines(codes: npt.NDArray[np.uint8]) -> int:
-    """How many bytes the lines with a line end take."""
-    # Almost always the last line end is near.
+    """How many bytes the lines with a line end take: up to the last one, 0 if there is none."""
     for looked_at in (_NEAR_NBYTES, len(codes)):
         if ends := codes[-looked_at:].tobytes().rfind(b"\n") + 1:
             return max(len(codes) - looked_at, 0) + ends

@@ -86,18 +86,21 @@ class Template:
 
     def __init__(self, sample: Any, line: bytes, differing: list[_Differing]) -> None:
         self.sample = sample
+        # Where what differs ends, see `_Differing`; and which of it are values, strings and integers.
         marks = np.array([[part.mark] for part in differing], np.int64)
         self._from_start, self._from_end = marks[marks[:, 0] >= 0], marks[marks[:, 0] < 0] + 1
         self._to_marks = np.array([[part.to_mark] for part in differing], np.int64)
         self._values = [number for number, part in enumerate(differing) if part.what == "value"]
         self._strings = np.array([n for n, part in enumerate(differing) if part.what == "string"], np.intp)
         self._integers = np.array([n for n, part in enumerate(differing) if part.what == "integer"], np.intp)
+        # Of the integers: those with a sign, those that may be null, those that are figures, and their columns.
         figures = [part.column for part in differing if part.what == "integer"]
         self._signed = [row for row, column in enumerate(figures) if column in _SIGNED_COLUMNS]
         self._optional = np.array([column in _OPTIONAL_COLUMNS for column in figures], np.bool_)
         self._figures = np.array([row for row, column in enumerate(figures) if column is not None], np.intp)
         self._columns = np.array([column for column in figures if column is not None], np.intp)
         self._missing = [column for column in range(len(FIGURE_FIELDS)) if column not in figures]
+        # The texts around what differs, one more than of it.
         edges = [0, *(edge for part in differing for edge in (part.start, part.end)), len(line)]
         texts = [line[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         self._lengths = np.array([[len(text)] for text in texts], np.int64)
@@ -166,7 +169,7 @@ class Template:
             of_figure, of_line = np.nonzero(nulls)
             allowed = self._optional[of_figure] & text.are_null(starts[nulls], ends[nulls])
             fits[of_line[~allowed]] = False
-            starts[nulls], ends[nulls] = text.ZERO
+            starts[nulls], ends[nulls] = text.zero
         negative = {row: first[row] == ord("-") for row in self._signed}
         for row, sign in negative.items():
             starts[row] += sign

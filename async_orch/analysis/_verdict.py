@@ -102,7 +102,10 @@ def _occurs(rows: Rows, name: str) -> bool:
 
 @dataclass(slots=True)
 class _Work:
-    """Sums over the steps that have all parts but those of hooks: of each part, and of starved and device time."""
+    """Sums over the ``steps`` that have all parts but those of hooks: in ``sums`` of each part, in ns.
+
+    ``starved_ns`` and ``device_ns`` are sums over those of them, ``timed_steps``, that have both.
+    """
 
     sums: dict[str, int]
     steps: int = 0
@@ -112,6 +115,7 @@ class _Work:
 
 
 def _work_of(rows: Rows, names: dict[str, str]) -> _Work:
+    """Sum up the figures that `names` gives for each part."""
     work = _Work(dict.fromkeys(names, 0))
     for some in rows.parts():
         complete = _complete(some, names)
@@ -140,6 +144,7 @@ def _starved(work: _Work, intervals: Column) -> tuple[int, int] | None:
 
 
 def _complete(rows: Rows, names: dict[str, str]) -> npt.NDArray[np.bool_]:
+    """The steps that have all parts but those of hooks; shape (steps,)."""
     complete: npt.NDArray[np.bool_] = np.ones(len(rows), np.bool_)
     for part, name in names.items():
         if part not in _HOOKS:
@@ -152,8 +157,7 @@ def _estimate_text(rows: Rows, complete: npt.NDArray[np.bool_]) -> str:
     graph_ns, alloc_ns, graph_nbytes = (
         exact_sum(chosen(rows.figure(name), complete)) // steps for name in ("graph_ns", "alloc_ns", "graph_nbytes")
     )
-    rates = rows.figure("sm_bw")[complete]
-    rates = rates[rates != MISSING]
+    rates = known_of(chosen(rows.figure("sm_bw"), complete))
     rate = f"the {rates[0]} MB/s of sm_bw" if len(rates) and np.all(rates == rates[0]) else "each step's sm_bw"
     return (
         f"Estimated: copying the graph's {size(graph_nbytes)} at {rate} would take {duration(graph_ns - alloc_ns)}; "

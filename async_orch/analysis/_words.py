@@ -25,7 +25,7 @@ MAX_STRING_NBYTES: Final = 32
 """Bytes of the longest string that is looked at."""
 
 _WORD_NBYTES: Final = 8
-_BEFORE_WORDS: Final = 3  # an integer is read in words up to its end, which may begin before the text
+# A place may be so far behind the text, and the piece from there on is looked at whole.
 _AFTER_WORDS: Final = (MAX_TEXT_NBYTES + PIECE_NBYTES) // _WORD_NBYTES + 2
 
 
@@ -48,7 +48,7 @@ _STEPS: Final = tuple(
 )
 _SCALES: Final = tuple(np.uint64(10 ** (_WORD_NBYTES * number)) for number in range(3))
 _STRING_WORDS: Final = np.arange(0, MAX_STRING_NBYTES, _WORD_NBYTES)[:, None, None]
-_64: Final = np.uint64(64)
+_WORD_BITS: Final = np.uint64(64)
 _NULL: Final = np.uint64(int.from_bytes(b"null", "little"))
 _NULL_MASK: Final = np.uint64(0xFFFFFFFF)
 
@@ -60,20 +60,19 @@ class Text:
     anything need not look at each before reading.
     """
 
-    ZERO: Final = (-1, 0)
-    """A place outside where a 0 stands: first byte and end."""
-
     def __init__(self) -> None:
         self.bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._words: Words = np.empty(0, np.uint64)
+        self.zero = 0, 0  # a place behind the text where a 0 stands: its byte, and the end
 
     def room(self, nbytes: int) -> memoryview:
         """Memory for another text, the same if it is large enough; `hold` says how much of it is one."""
-        words = _BEFORE_WORDS + nbytes // _WORD_NBYTES + 1 + _AFTER_WORDS
+        words = nbytes // _WORD_NBYTES + 1 + _AFTER_WORDS
         if words > len(self._words):
             self._words = np.zeros(words, "<u8")
-            self._words.view(np.uint8)[_BEFORE_WORDS * _WORD_NBYTES + self.ZERO[0]] = ord("0")
-        self.bytes = self._words[_BEFORE_WORDS:].view(np.uint8)[:nbytes]
+            self._words.view(np.uint8)[-1] = ord("0")
+            self.zero = _WORD_NBYTES * words - 1, _WORD_NBYTES * words
+        self.bytes = self._words.view(np.uint8)[:nbytes]
         return self.bytes.data
 
     def hold(self, nbytes: int) -> None:
@@ -85,7 +84,7 @@ class Text:
         self.room(len(text))[:] = text
 
     def places_of(self, codes: tuple[int, ...]) -> Places:
-        """Where one of `codes` stands, in order."""
+        """Where a byte is one of `codes`, in order."""
         found = self.bytes == codes[0]
         for code in codes[1:]:
             found |= self.bytes == code
@@ -96,7 +95,7 @@ class Text:
         return self.bytes.take(places, mode="clip")
 
     def equals(self, places: Places, texts: Texts) -> Mask:
-        """The lines in which all of `texts` stand at `places`, shape (texts, lines)."""
+        """Of each line, whether all of `texts` stand at its `places`, which have the shape (texts, lines)."""
         lines = places.shape[1]
         differing = np.zeros(lines, np.uint64)
         for pieces in texts.pieces:
@@ -112,12 +111,11 @@ class Text:
         return same
 
     def _pieces(self, nbytes: int) -> npt.NDArray[np.void]:
-        """The text as pieces of so many bytes, one from each place on; places before it count from the end."""
-        memory = self._words.view(np.uint8)[_BEFORE_WORDS * _WORD_NBYTES :]
-        return np.ndarray((len(memory) - nbytes,), f"V{nbytes}", memory.data, strides=(1,))
+        """The text as pieces of so many bytes, one from each place on; places before it give some from the end."""
+        return np.ndarray((self._words.nbytes - nbytes,), f"V{nbytes}", self._words.data, strides=(1,))
 
     def integers(self, starts: Places, ends: Places) -> tuple[npt.NDArray[np.int64], Mask]:
-        """The integers from `starts` to `ends`, and the lines in which each is one.
+        """The integers from `starts` to `ends`, and of each line, whether all of its are integers.
 
         It has 1 to `MAX_DIGITS` digits, and no 0 in front of others, which JSON does not allow.
         """
@@ -143,7 +141,10 @@ class Text:
         return null
 
     def _eight_digits(self, ends: Places, widths: Places, number: int, fits: Mask) -> Words:
-        """The values of the digits in the word `number` from the end; lines in which one is no digit do not fit."""
+        """The values of up to eight digits: those in the word `number`, from 0, before `ends`.
+
+        Clears `fits` where one is no digit.
+        """
         nbytes = _WORD_NBYTES * number
         values = self._words_at(ends - (nbytes + _WORD_NBYTES))
         values ^= _ZEROS
@@ -162,15 +163,18 @@ class Text:
         return values
 
     def _words_at(self, places: Places) -> Words:
-        """The words that begin at `places`."""
+        """The words that begin at `places`; the bytes before the text are any.
+
+        Those are looked at where an integer of few digits ends close to the text's start.
+        """
         # Two aligned words and two shifts take numpy half as long as one word that is not aligned.
-        index = (places >> 3) + _BEFORE_WORDS
+        index = places >> 3
         words = self._words.take(index, mode="clip")
         index += 1
         upper = self._words.take(index, mode="clip")
         bits = ((places & 7) << 3).view(np.uint64)
         words >>= bits
-        upper <<= _64 - bits  # a shift by 64 gives 0
+        upper <<= _WORD_BITS - bits  # a shift by 64 gives 0
         words |= upper
         return words
 
@@ -182,10 +186,11 @@ class Text:
         widths = ends - starts
         first = _STRING_WORDS[: -(-int(widths.max(initial=0)) // _WORD_NBYTES)]
         words = self._words_at(starts + first)
-        # The high bit of a byte that is odd; those behind it may have it as well.
-        odd = _zero_bytes(words ^ _QUOTES)
-        odd |= _zero_bytes(words ^ _BACKSLASHES)
-        odd |= (words - _SPACES) & ~words
+        # The high bit of a byte that is odd: borrowed where a byte is too small, or its own. Those behind it may have
+        # it as well.
+        odd = (words ^ _QUOTES) - _ONES
+        odd |= (words ^ _BACKSLASHES) - _ONES
+        odd |= words - _SPACES
         odd |= words
         odd &= _HIGH_BITS
         # What is behind the string's end is shifted out: 0 to 64 bits of each word.
@@ -193,8 +198,3 @@ class Text:
         good: Mask = np.bitwise_or.reduce(odd, axis=0) == 0
         good &= (widths >= 0) & (widths <= MAX_STRING_NBYTES)
         return good
-
-
-def _zero_bytes(words: Words) -> Words:
-    """Words in which the first byte that was 0 has its high bit set, and none before it."""
-    return (words - _ONES) & ~words

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from async_orch.analysis import MAX_LINE_NBYTES, LogFrames, Scanner, StepFrame, _parts, read_frames
@@ -24,7 +28,16 @@ def same(one: LogFrames, other: LogFrames) -> bool:
 
 
 @pytest.mark.parametrize(
-    "between", [b"", b"noise\n", OPENED, encode_line(step_record(build_ns=-1)), (REPORT_LINE + "\n").encode()]
+    "between",
+    [
+        b"",
+        b"noise\n",
+        OPENED,
+        encode_line(step_record(build_ns=-1)),
+        encode_line(step_record(schema=99)),
+        (REPORT_LINE + "\n").encode(),
+    ],
+    ids=["nothing", "noise", "a run", "a negative time", "another schema", "a report"],
 )
 def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever stands in a part, and without a last line end, the frames are those of one reader."""
@@ -48,17 +61,61 @@ def test_parts_are_the_whole(between: bytes, tmp_path: Path, monkeypatch: pytest
     assert frames.reading.lines == 2000 + bool(between)
 
 
-def test_children_read_every_part_that_nobody_else_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children draw parts until none is left and hand over all of them, one each."""
+def test_only_the_first_part_has_the_start_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte order mark is taken off the log's first line, and one that another part begins with tells nothing."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
+    lines = [encode_line(step_record(seq=seq)) + b"\xff\xfe\n" for seq in range(1500)]
+    text = b"\xef\xbb\xbf" + b'{"schema":2,"event":"ring.grown"}\n' + b"".join(lines)
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(text)
+    with _parts.divided(log) as division:
+        assert all(text[part.start :].startswith(b"\xff\xfe") for part in division.parts[1:])
+    frames = read_frames(log)
+    assert same(frames, read_frames(io.BytesIO(text)))
+    assert (frames.reading.other_events, frames.reading.hint) == (1, None)
+
+
+@pytest.mark.parametrize("stranger", [None, 700])
+def test_children_read_every_part_that_nobody_else_draws(
+    stranger: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children draw parts until none is left and hand over all of them, one each, but one with more than steps."""
     monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
     monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 18)
     monkeypatch.setattr(_parts, "cores", lambda: 3)
+    lines = [encode_line(step_record(seq=seq)) for seq in range(2000)]
+    if stranger is not None:
+        lines[stranger] = REPORT_LINE.encode() + b"\n"
     log = tmp_path / "run.jsonl"
-    log.write_bytes(b"".join(encode_line(step_record(seq=seq)) for seq in range(2000)))
+    log.write_bytes(b"".join(lines))
+    before = len(b"".join(lines[:stranger]))
     with _parts.divided(log) as division:
         found = division.collect()
-        assert sorted(found) == list(range(len(division.parts)))
-    assert sum(len(block.kinds) for part in found.values() for block in part.blocks) == 2000
+        wanted = [
+            number
+            for number, part in enumerate(division.parts)
+            if stranger is None or not part.start <= before < part.end
+        ]
+        assert sorted(found) == wanted
+        assert len(wanted) == len(division.parts) - (stranger is not None)
+    for number in wanted:
+        held = [seq for block in found[number].blocks for seq in block.columns["seq"].tolist()]
+        start, end = division.parts[number]
+        assert held == [json.loads(line)["seq"] for line in log.read_bytes()[start:end].splitlines()]
+
+
+def test_a_part_of_no_number_of_ours_is_not_taken(tmp_path: Path) -> None:
+    """What a child hands over under a number that no part has is left."""
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(encode_line(step_record()))
+    whole = _parts.Part(0, log.stat().st_size)
+    with (tmp_path / "output").open("w+b") as file, subprocess.Popen([sys.executable, "-c", ""]) as process:
+        for number in (-1, 0, 1):
+            send(file, Scanner().read_part(log, whole, number))
+        division = _parts.Division([whole], [_parts.Child(process, file)], -1)
+        assert list(division.collect()) == [0]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +165,25 @@ def test_what_a_child_did_not_finish_is_missing(tmp_path: Path) -> None:
             found = list(received(file))
         assert len(found) == sum(end <= size for end in ends)
         for one in found:
-            assert one.header == part.header
+            assert msgspec.structs.replace(one.header, blocks=[]) == part.header
             (block,), (expected,) = one.blocks, part.blocks
             assert block.kinds.tolist() == expected.kinds.tolist()
             for name, values in expected.columns.items():
                 assert (block.columns[name].dtype, block.columns[name].tolist()) == (values.dtype, values.tolist())
+
+
+def test_output_that_is_no_part_ends_what_is_received(tmp_path: Path) -> None:
+    """Whatever else a child wrote, behind whole parts or alone, is no part and no error."""
+    log = tmp_path / "run.jsonl"
+    log.write_bytes(encode_line(step_record()))
+    sent = io.BytesIO()
+    send(sent, Scanner().read_part(log, _parts.Part(0, log.stat().st_size), 0))
+    for before, count in ((b"", 0), (sent.getvalue(), 1)):
+        for other in (bytes([4, *bytes(7)]) + b"what is this", b"\xff" * 40):
+            with (tmp_path / "output").open("w+b") as file:
+                file.write(before + other)
+                file.flush()
+                assert len(list(received(file))) == count
 
 
 def test_children_that_fail_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +207,24 @@ def test_small_and_compressed_logs_are_not_divided(tmp_path: Path, monkeypatch: 
     log.write_bytes(b"\x1f\x8b\x08" + b"x\n" * 1_000_000)
     with _parts.divided(log) as division:
         assert (division.parts, division.children) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"x\n" * (1 << 20) + b"x" * (3 << 20) + b"\nx\n", b"x\n" * (1 << 21) + b"x" * (MAX_LINE_NBYTES + 1)],
+    ids=["inside", "at the end"],
+)
+def test_a_log_that_cannot_be_cut_between_lines_is_not_divided(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a line is too long to look for its end, the log is read as a whole."""
+    monkeypatch.setattr(_parts, "_LEAST_NBYTES", 1 << 20)
+    monkeypatch.setattr(_parts, "_PART_NBYTES", 1 << 21)
+    monkeypatch.setattr(_parts, "cores", lambda: 2)
+    log = tmp_path / "log"
+    log.write_bytes(text)
+    with _parts.divided(log) as division:
+        assert (division.parts, division.children) == ([], [])
+    log.write_bytes(b"x\n" * (1 << 21))
+    with _parts.divided(log) as division:
+        assert [len(division.parts), len(division.children)] == [2, 1]

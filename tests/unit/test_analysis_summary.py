@@ -36,6 +36,30 @@ def plain_percentile(values: list[int], percent: int) -> int:
     raise AssertionError("no values")
 
 
+@pytest.mark.parametrize("most", [9, 2**40])
+@pytest.mark.parametrize("count", [997, 5000, 20_001])
+def test_percentiles_of_many_values_are_those_of_sorted_ones(count: int, most: int) -> None:
+    """In columns that are too long to be sorted on the way, each percentile is at its rank."""
+    values = [random.Random(count).randrange(most) for _ in range(count)]
+    ordered = sorted(values)
+    for is_scratch in (False, True):
+        found = distribution(np.array(values), is_scratch=is_scratch)
+        assert found is not None
+        assert [found.p50, found.p90, found.p99] == [ordered[math.ceil(p * count / 100) - 1] for p in (50, 90, 99)]
+
+
+@pytest.mark.parametrize(
+    "values", [[2**62] * 5 + [1], [-(2**53)] * 2048 + [1], [2**62, 2**62 - 1, -5, 2**62, 3], [2**62] * 4, [7] * 3]
+)
+def test_sums_are_exact_beyond_64_bits(values: list[int]) -> None:
+    """The sum is that of Python integers, of large values of either sign, and of values that are all the same."""
+    column = np.array(values)
+    found = distribution(column)
+    assert found is not None
+    assert found.sum == exact_sum(column) == sum(values)
+    assert exact_sum(column[:0]) == 0
+
+
 @given(st.lists(st.integers(-(2**53), 2**62) | st.integers(-2, 2), min_size=1, max_size=60), st.booleans())
 def test_distribution_equals_a_plain_loop(values: list[int], is_scratch: bool) -> None:
     """Count, percentiles by nearest rank, extremes and the exact sum are those of a loop over Python integers."""

@@ -15,9 +15,9 @@ import pytest
 
 from async_orch.analysis import LogFrames, Scanner, StepFrame, _templates, read_frames
 from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, OPTIONAL_FIGURES, Figures, figures_of
-from async_orch.analysis._template import record_of
+from async_orch.analysis._template import Template, record_of
 from async_orch.analysis._templates import Templates
-from async_orch.analysis._texts import Texts
+from async_orch.analysis._texts import MAX_TEXT_NBYTES, PIECE_NBYTES, Texts
 from async_orch.analysis._words import MAX_DIGITS, MAX_STRING_NBYTES, Text
 from async_orch.logs import encode_line, encode_lines
 from tests.unit.step_records import step_record
@@ -109,6 +109,63 @@ def test_good_lines_are_taken() -> None:
     assert check(encode_lines(records), Templates()) == 400
 
 
+def test_lines_of_two_kinds_are_taken_in_their_places() -> None:
+    """Where two templates share a block, and one had the block before to itself, each gives its own lines' figures."""
+    lines = [
+        encode_line(step_record(seq=seq, program="pd"[seq % 2] * (1 + seq % 2), build_ns=seq * 7)) for seq in range(400)
+    ]
+    templates = Templates()
+    assert check(b"".join(lines[::2]), templates) == 200
+    for _ in range(3):
+        assert check(b"".join(lines), templates) == 400
+    assert check(b"".join(lines[1::2]), templates) == 200
+
+
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        (b'"ab"', b'"a\\n"'),
+        (b'"bubble_ns":7', b'"bubble_ns":-0'),
+        (b'"build_ns":3678950', b'"build_ns":3678950,"build_ns":1'),
+        (b'"build_ns":3678950', b'"build_ns":"3678950"'),
+        (b'"ab"', b'"' + b"a" * MAX_TEXT_NBYTES + b'"'),
+    ],
+    ids=["an escape", "minus zero", "a key twice", "no record", "a long line"],
+)
+def test_a_line_that_is_not_understood_makes_no_template(plain: bytes, other: bytes) -> None:
+    """A line makes a template only if what is read by it is, for the line itself, what the decoder reads."""
+    text = "a text, of no figure's, that is longer than those that may differ"
+    attrs = {"build_ns": 5, "of": {"seq": [1, -2]}, "text": text}
+    line = encode_line(step_record(step_id="ab", build_ns=3678950, bubble_ns=7, attrs=attrs))
+    assert Template.of(line) is not None
+    assert line.count(plain) == 1
+    assert Template.of(line.replace(plain, other)) is None
+
+
+def test_a_line_that_makes_no_template_does_not_keep_others_from_it() -> None:
+    """Noise in front of good lines is left to the decoder, and all of those are taken."""
+    lines = [encode_line(step_record(seq=seq)) for seq in range(100)]
+    assert check(b"noise\n" + b"".join(lines), Templates()) == 100
+
+
+def test_the_templates_that_fit_most_lines_are_kept() -> None:
+    """Of six programs' templates the four that took most lines of the last block are known, the first of them first."""
+    lines = [encode_line(step_record(program=f"p{number}")) * (60 + 20 * number) for number in range(6)]
+    templates = Templates()
+    for _ in range(3):
+        templates.read(b"".join(lines))
+    assert [template.sample.program for template in templates._known] == ["p5", "p4", "p3", "p2"]
+
+
+def test_lines_that_are_taken_one_by_one_are_not_worth_it() -> None:
+    """Steps that take turns with something else are decoded as fast; a few such lines make no difference."""
+    step = encode_line(step_record())
+    templates = Templates()
+    assert not templates.read((step + b"noise\n") * 200).is_worth_it
+    assert templates.read(((step * 30) + b"noise\n") * 10).is_worth_it
+    assert not templates.read(step * 90 + b"noise\n" * 110).is_worth_it
+
+
 EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a 0 in front": lambda line: line.replace(b'"build_ns":', b'"build_ns":0'),
     "a sign": lambda line: line.replace(b'"build_ns":', b'"build_ns":-'),
@@ -128,6 +185,7 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a text": lambda line: line.replace(b'"build_ns":3678950', b'"build_ns":"3678950"'),
     "a letter among digits": lambda line: line.replace(b"3678950", b"36789S0"),
     "a byte beyond ASCII": lambda line: line.replace(b"3678950", b"3678\xb950"),
+    "a byte far beyond ASCII": lambda line: line.replace(b"3678950", b"3678\xf050"),
     "more digits than fit": lambda line: line.replace(b"3678950", b"9" * (MAX_DIGITS + 1)),
     "minus nothing": lambda line: line.replace(b'"bubble_ns":7', b'"bubble_ns":-'),
     "minus zero": lambda line: line.replace(b'"bubble_ns":7', b'"bubble_ns":-0'),
@@ -141,6 +199,8 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
     "a comma in a text": lambda line: line.replace(b'"ab"', b'"a,b"'),
     "a text beyond ASCII": lambda line: line.replace(b'"ab"', '"\u00e9"'.encode()),
     "a long text": lambda line: line.replace(b'"ab"', b'"' + b"a" * (MAX_STRING_NBYTES + 1) + b'"'),
+    "another process": lambda line: line.replace(b'"pid":4242', b'"pid":4243'),
+    "another schema": lambda line: line.replace(b'"schema":', b'"schema":1'),
     "another event": lambda line: line.replace(b"step.completed", b"step.cancelled"),
     "something behind it": lambda line: line.replace(b"}\n", b"}}\n"),
     "a carriage return": lambda line: line.replace(b"\n", b"\r\n"),
@@ -301,15 +361,19 @@ def test_what_is_read_of_a_line_does_not_depend_on_its_neighbours(nbytes: int) -
 
 
 def test_a_log_that_templates_do_not_suit_is_tried_less_and_less_often() -> None:
-    """Of a hundred blocks of a hundred programs between each other few are tried; one program's are taken again."""
+    """Of blocks of a hundred programs between each other one in 65 is tried in the end; later ones of one are taken."""
     templates = Templates()
     mixed = encode_lines([step_record(seq=seq, program=f"p{seq % 100}") for seq in range(300)])
-    assert [templates.try_block(mixed) for _ in range(100)] == [None] * 100
+    assert [templates.try_block(mixed) for _ in range(132)] == [None] * 132
     assert templates._not_worth_it == 6
+    assert [templates.try_block(mixed) for _ in range(2 * 65)] == [None] * 130
+    assert templates._not_worth_it == 8
     plain = encode_lines([step_record(seq=seq) for seq in range(300)])
     tried = [templates.try_block(plain) is not None for _ in range(100)]
     assert tried == sorted(tried)
     assert tried[-1]
+    assert templates.try_block(mixed) is None
+    assert [templates.try_block(plain) is not None for _ in range(3)] == [False, False, True]
 
 
 def test_a_block_of_short_lines_costs_no_memory() -> None:
@@ -338,13 +402,41 @@ def test_integers_of_every_width(digits: int) -> None:
         assert not good.any()
 
 
-def test_texts_are_compared_to_their_last_byte() -> None:
-    """Two texts are found where both stand; one byte more or less, or another one, and they are not."""
-    wanted = Texts([b"0123456789", b"abcdefgh"])
-    line = b"-0123456789-abcdefgh"
-    places = np.array([[1], [12]])
+@pytest.mark.parametrize("odd", [b'"', b"\\", b"\x00", b"\x1f", b"\x80", b"\xff"])
+def test_a_string_is_plain_to_its_last_byte(odd: bytes) -> None:
+    """A byte that a string cannot have as it is is seen at any place inside it, and not looked at behind it."""
+    for nbytes in range(MAX_STRING_NBYTES + 1):
+        text = Text()
+        text.load(b" ~!#[]az" * 4 + odd)
+        start = np.array([[MAX_STRING_NBYTES - nbytes]])
+        assert text.plain_strings(start, start + nbytes).tolist() == [[True]]
+        for place in range(nbytes):
+            text.load(b"a" * place + odd + b"a" * (MAX_STRING_NBYTES - place))
+            assert text.plain_strings(np.array([[0]]), np.array([[nbytes]])).tolist() == [[False]]
+
+
+@pytest.mark.parametrize("lengths", [(10, 8), (16, 17), (32, 1), (64, 65), (150, 128)])
+def test_texts_are_compared_to_their_last_byte(lengths: tuple[int, int]) -> None:
+    """Two texts of any length are found where both stand; another byte anywhere in one, and they are not."""
+    texts = [bytes(random.Random(length).choices(b"abcdefgh", k=length)) for length in lengths]
+    wanted = Texts(texts)
+    line = b"-" + b"-".join(texts) + b"-"
+    places = np.array([[1], [lengths[0] + 2]])
     for number in range(len(line)):
         text = Text()
         text.load(line[:number] + b"*" + line[number + 1 :])
         inside = line[number : number + 1] != b"-"
         assert text.equals(places, wanted).tolist() == [not inside]
+
+
+def test_places_outside_a_text_may_be_looked_at() -> None:
+    """Where a line is not what it was taken for, places as far outside as a text is long find nothing there."""
+    text = Text()
+    text.load(b"7")
+    outside = np.array([[-MAX_TEXT_NBYTES, -1, 1, 1 + MAX_TEXT_NBYTES]])
+    assert not text.equals(outside, Texts([b"7" * PIECE_NBYTES])).any()
+    assert not text.equals(outside[:, :-1], Texts([b"7" * MAX_TEXT_NBYTES])).any()
+    assert not text.integers(outside, np.full((1, 4), 1))[1].any()
+    assert not text.integers(np.full((1, 4), 1), outside)[1].any()
+    assert text.plain_strings(outside, outside - 1).tolist() == [[False] * 4]
+    assert text.plain_strings(outside, outside + MAX_STRING_NBYTES + 1).tolist() == [[False] * 4]

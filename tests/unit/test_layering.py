@@ -7,10 +7,12 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import async_orch
+import async_orch.analysis
 
 PACKAGE = Path(async_orch.__file__).parent
 BACKENDS = PACKAGE.parent / "backends" / "async_orch_backends"
@@ -18,6 +20,7 @@ BACKENDS = PACKAGE.parent / "backends" / "async_orch_backends"
 PUBLIC = [
     "async_orch",
     "async_orch.abc",
+    "async_orch.analysis",
     "async_orch.exceptions",
     "async_orch.graph",
     "async_orch.logs",
@@ -144,24 +147,32 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
         assert getattr(async_orch, name).__doc__, name
 
 
-def test_lazy_names_are_those_that_type_checkers_see() -> None:
+@pytest.mark.parametrize("package", [async_orch, async_orch.analysis])
+def test_lazy_names_are_those_that_type_checkers_see(package: ModuleType) -> None:
     """Each public name is loaded at run time from the module that type checkers take it from."""
-    tree = ast.parse(Path(async_orch.__file__).read_text("utf-8"))
+    tree = ast.parse(Path(str(package.__file__)).read_text("utf-8"))
     declared = {
         alias.name: f"{node.module}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("async_orch.")
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package.__name__}.")
         for alias in node.names
     }
-    assert {name: f"async_orch.{home}" for name, home in async_orch._HOME.items()} == declared
-    assert sorted(declared) == sorted(async_orch.__all__)
-    assert set(async_orch.__all__) <= set(dir(async_orch))
-    assert not hasattr(async_orch, "Orchestrater")
+    assert {name: f"{package.__name__}.{home}" for name, home in package._HOME.items()} == declared
+    assert sorted(declared) == sorted(package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    assert not hasattr(package, "Orchestrater")
 
 
-@pytest.mark.parametrize("code", ["import async_orch", "import async_orch.cli as cli; cli._parser(None).format_help()"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import async_orch",
+        "import async_orch.analysis",
+        "import async_orch.cli as cli; cli._parser(None).format_help()",
+    ],
+)
 def test_a_bare_import_loads_no_engine(code: str) -> None:
-    """``import async_orch`` and ``async-orch --help`` wait for neither numpy nor anyio nor the engine."""
+    """Imports of the package and of its analysis, and ``async-orch --help``, wait for neither numpy nor the engine."""
     slow = "{'numpy', 'anyio', 'structlog', 'msgspec', 'async_orch._orchestrator'}"
     subprocess.run([sys.executable, "-c", f"{code}; import sys; assert not {slow} & set(sys.modules)"], check=True)
 
