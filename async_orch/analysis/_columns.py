@@ -10,10 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._clock import on_host_clock
+from async_orch.analysis._clock import kinds_on_host_clock
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
-from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column
+from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column, Kind
 from async_orch.logs import HostOrch
 
 __all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "known_of"]
@@ -43,13 +43,14 @@ class StepRows:
 
     ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
     queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
-    compares a moment on the host with one on the device is known only where both clocks are one, see `on_host_clock`.
+    compares a moment on the host with one on the device is known only where both clocks are one, see `on_host_clock`:
+    for the kinds that `on_host` gives, by default those of which the frame itself shows it.
     """
 
-    def __init__(self, frame: StepFrame, on_host: Callable[[], npt.NDArray[np.bool_]] | None = None) -> None:
+    def __init__(self, frame: StepFrame, on_host: Callable[[], frozenset[Kind]] | None = None) -> None:
         self.frame = frame
         # What is true of a kind in all of a run need not show in a part of it.
-        self._on_host = on_host or cache(lambda: on_host_clock(frame))
+        self._on_host = on_host or cache(lambda: kinds_on_host_clock(frame))
         self._derived: dict[str, Callable[[], Column]] = {
             "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
             "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
@@ -109,7 +110,8 @@ class StepRows:
         return added(self.figure("device_end_ns"), np.where(d2h == MISSING, 0, d2h))
 
     def _on_host_clock(self, values: Column) -> Column:
-        on_host = self._on_host()
+        kinds = self._on_host()
+        on_host = np.array([kind in kinds for kind in self.frame.kinds] or [False])
         return values if on_host.all() else np.where(on_host[self.frame.kind], values, MISSING)
 
 
