@@ -41,6 +41,19 @@ def test_what_no_figure_can_be_is_invalid(field: str, value: int) -> None:
     assert len(list(read(io.BytesIO(text)))) == 1
 
 
+@pytest.mark.parametrize("damage", [b"\xe9", b"\\ud800", b"[" * 5000 + b"]" * 5000])
+@pytest.mark.parametrize("before", [b"", b"text before it: "])
+def test_damage_in_the_event_that_opens_a_run(before: bytes, damage: bytes) -> None:
+    """An orchestrator.opened that does not decode in a field that nothing depends on never raises; it is torn."""
+    quoted = damage if damage.startswith(b"[") else b'"' + damage + b'"'
+    opened = b'{"event":"orchestrator.opened","schema":2,"run_id":"run-a","other":' + quoted + b"}\n"
+    text = before + opened + text_of(step_record())
+    reader = read(io.BytesIO(text))
+    assert len(list(reader)) == 1
+    for reading in (reader.reading, read_frames(io.BytesIO(text)).reading):
+        assert (reading.steps, reading.other_events, reading.skipped) == (1, 0, {"torn": 1})
+
+
 def test_starved_time_does_not_wrap() -> None:
     """The starved time of a run is exact where it does not fit 64 bits."""
     steps = [
