@@ -88,11 +88,11 @@ def received(file: IO[bytes], *, mapped: bool) -> Iterator[PartRead]:
 
     `mapped`: they keep the file's memory, and a descriptor, as long as they are in use; else they have their own.
     """
-    size = os.fstat(file.fileno()).st_size
-    if not size:
+    if not os.fstat(file.fileno()).st_size:
         return
+    file.seek(0)
     try:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else os.pread(file.fileno(), size, 0)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
     except OSError:
         return  # no descriptor or no memory left: whoever has read the log elsewhere can do without
     written = _Written(memory)

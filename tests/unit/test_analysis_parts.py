@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -203,7 +203,7 @@ def test_children_load_nothing_from_the_working_directory(divided_log: Path, mon
 def test_a_log_that_is_replaced_is_read_as_it_was(divided_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log that is rotated while it is read, all parts are the old file's, whatever has its name by then."""
     text = divided_log.read_bytes()
-    start = subprocess.Popen
+    start = cast(Callable[..., subprocess.Popen[bytes]], subprocess.Popen)
 
     def rotate(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         other = divided_log.with_name("new")
@@ -219,7 +219,7 @@ def test_a_log_that_is_cut_off_while_it_is_read(divided_log: Path, monkeypatch: 
     """Of a log that becomes shorter, the line in which it ends then is counted as torn."""
     text = divided_log.read_bytes()
     size = len(text) // 2 + 100
-    start = subprocess.Popen
+    start = cast(Callable[..., subprocess.Popen[bytes]], subprocess.Popen)
 
     def cut_off(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         os.truncate(divided_log, size)
