@@ -6,14 +6,19 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._frames import StepFrame
-from async_orch.analysis._table import MISSING
+from async_orch.analysis._table import MISSING, Kind
 
-__all__ = ["host_clock", "kinds_on_host_clock"]
+__all__ = ["host_clock", "host_clock_kinds", "kinds_on_host_clock"]
 
 
 def host_clock(frame: StepFrame) -> npt.NDArray[np.bool_]:
     """For each step, whether its device times are on the host's clock, see `kinds_on_host_clock`; shape (steps,)."""
     return kinds_on_host_clock(frame)[frame.kind]
+
+
+def host_clock_kinds(frame: StepFrame) -> frozenset[Kind]:
+    """The kinds for which `kinds_on_host_clock` holds: what all of a run shows, for frames of some of its steps."""
+    return frozenset(kind for kind, held in zip(frame.kinds, kinds_on_host_clock(frame), strict=False) if held)
 
 
 def kinds_on_host_clock(frame: StepFrame) -> npt.NDArray[np.bool_]:

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._clock import kinds_on_host_clock
+from async_orch.analysis._clock import host_clock_kinds
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
-from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column
+from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column, Kind
 from async_orch.logs import HostOrch
 
 __all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "known_of"]
@@ -44,13 +44,13 @@ class StepRows:
     ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
     queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
     compares a moment on the host with one on the device is known only where both clocks are one, see
-    `kinds_on_host_clock`.
+    `kinds_on_host_clock`: for the kinds that `on_host_clock` gives, by default those of which the frame shows it.
     """
 
-    def __init__(self, frame: StepFrame, on_host_clock: Callable[[], npt.NDArray[np.bool_]] | None = None) -> None:
+    def __init__(self, frame: StepFrame, on_host_clock: Callable[[], frozenset[Kind]] | None = None) -> None:
         self.frame = frame
-        # Asked once, of the whole frame: what is true of a kind need not show in a part.
-        self._on_host_clock = on_host_clock or cache(partial(kinds_on_host_clock, frame))
+        # Asked once: what is true of a kind in all of a run need not show in a part of it.
+        self._on_host_clock = on_host_clock or cache(partial(host_clock_kinds, frame))
         self._derived: dict[str, Callable[[], Column]] = {
             "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
             "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
@@ -109,7 +109,8 @@ class StepRows:
 
     def _if_comparable(self, values: Column) -> Column:
         """Times from a moment on the host to one on the device, or back: of steps for which both clocks are one."""
-        return self._of_kinds(self._on_host_clock(), values)
+        kinds = self._on_host_clock()
+        return self._of_kinds(np.array([kind in kinds for kind in self.frame.kinds] or [False]), values)
 
     def _of_kinds(self, wanted: npt.NDArray[np.bool_], values: Column) -> Column:
         """The values of steps of the kinds that are `wanted`, shape (kinds,); the column itself if all are."""

@@ -38,8 +38,9 @@ class Change:
     """One statistic of one figure in both logs, in the figure's unit.
 
     ``ratio`` is b / a, None where a is 0; ``low`` and ``high`` bound it with 95 % confidence, None where a log has
-    fewer than five steps. ``word`` says which way it went: only where the whole interval, and the ratio by the least
-    change asked for, lie on one side of 1. Times and rates are ``faster`` or ``slower``, sizes ``more`` or ``less``.
+    fewer than five steps; ``high`` is infinite where a may as well be 0. ``word`` says which way it went: only where
+    the whole interval, and the ratio by the least change asked for, lie on one side of 1. Times and rates are
+    ``faster`` or ``slower``, sizes ``more`` or ``less``.
     """
 
     figure: str
@@ -137,11 +138,19 @@ def _changes(spec: Spec, a: Column, b: Column, least_change: float, rng: np.rand
             samples_a, samples_b = _resampled(a, percent, rng), _resampled(b, percent, rng)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratios = samples_b / samples_a
-            tail = (1 - _CONFIDENCE) / 2
-            low, high = (float(bound) for bound in np.nanquantile(ratios, [tail, 1 - tail]))
+            low, high = _middle(ratios)
         word = _word(spec, value_a, value_b, ratio, low, high, least_change)
         found.append(Change(spec.name, spec.unit, statistic, value_a, value_b, ratio, low, high, word))
     return found
+
+
+def _middle(ratios: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """What bounds the middle of the ratios that are any."""
+    tail = (1 - _CONFIDENCE) / 2
+    # Between a number and infinity, what a sample of nothing but zeros gives, there is nothing to interpolate.
+    method: Literal["linear", "inverted_cdf"] = "inverted_cdf" if bool(np.isinf(ratios).any()) else "linear"
+    low, high = np.nanquantile(ratios, [tail, 1 - tail], method=method).tolist()
+    return low, high
 
 
 def _resampled(ordered: Column, percent: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -102,6 +102,7 @@ def step_contradictions(steps: StepFrame) -> StepContradictions:
     for part in steps.parts():
         columns: dict[str, Column] = {}
         any_broken: _Broken = np.zeros(len(part), np.bool_)
+        first: dict[int, _Rule] = {}  # of the first rows that break a rule, the first one that each does
         for rule in _RULES:
             for name in rule.fields:
                 if name not in columns:
@@ -113,9 +114,10 @@ def step_contradictions(steps: StepFrame) -> StepContradictions:
             if not np.any(broken):
                 continue
             kinds[rule.kind] = kinds.get(rule.kind, 0) + int(np.count_nonzero(broken))
-            rows = np.flatnonzero(broken & ~any_broken)[: _MAX_SHOWN - len(shown)].tolist()
-            shown += [_words(part, row, rule) for row in rows]
+            for row in np.flatnonzero(broken & ~any_broken)[: _MAX_SHOWN - len(shown)].tolist():
+                first[row] = rule
             any_broken |= broken
+        shown += [_words(part, row, rule) for row, rule in sorted(first.items())[: _MAX_SHOWN - len(shown)]]
         found += int(np.count_nonzero(any_broken))
     return StepContradictions(found, dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))), tuple(shown))
 

@@ -35,6 +35,9 @@ def distributions(rows: Rows, figures: Sequence[str]) -> dict[str, Distribution]
         found = list(map(distribution_of, figures))
     else:
         # numpy works outside the GIL on columns of this length.
-        with ThreadPoolExecutor(min(cores(), _MAX_THREADS)) as threads:
-            found = list(threads.map(distribution_of, figures))
+        try:
+            with ThreadPoolExecutor(min(cores(), _MAX_THREADS)) as threads:
+                found = list(threads.map(distribution_of, figures))
+        except RuntimeError:  # no thread can be started: a limit of the system, or the interpreter's exit
+            found = list(map(distribution_of, figures))
     return {figure: value for figure, value in zip(figures, found, strict=True) if value is not None}

@@ -83,11 +83,19 @@ def _is_constant(values: HeldColumn) -> bool:
     return values.strides == (0,)
 
 
-def received(file: IO[bytes]) -> Iterator[PartRead]:
-    """The parts that a child wrote, as far as it came; they keep the file's memory as long as they are in use."""
+def received(file: IO[bytes], *, mapped: bool) -> Iterator[PartRead]:
+    """The parts that a child wrote, as far as it came.
+
+    `mapped`: they keep the file's memory, and a descriptor, as long as they are in use; else they have their own.
+    """
     if not os.fstat(file.fileno()).st_size:
         return
-    written = _Written(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    file.seek(0)
+    try:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
+    except OSError:
+        return  # no descriptor or no memory left: whoever has read the log elsewhere can do without
+    written = _Written(memory)
     with suppress(msgspec.DecodeError, _CutOffError):
         while True:
             size = int(written.take(1, np.int64)[0])
@@ -102,7 +110,7 @@ class _CutOffError(Exception):
 class _Written:
     """Takes what `_write` wrote, one after the other, from the memory of the file."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap | bytes) -> None:
         self._memory = memory
         self._position = 0
 

@@ -175,9 +175,14 @@ class PieceReader:
 
     def _take_event(self, head: _Head, text: bytes) -> None:
         """Count an event of ours that is no step's end, and keep it if it opens a run."""
-        self.other_events += 1
         if head.event == "orchestrator.opened" and isinstance(head.run_id, str) and len(self.runs) < _MAX_RUNS_KEPT:
-            self.runs.setdefault(head.run_id, _decode_any(text))
+            try:
+                opened = _decode_any(text)
+            except DECODE_ERRORS:
+                self.skip("torn")  # damage where the head does not look, such as bytes that are not UTF-8
+                return
+            self.runs.setdefault(head.run_id, opened)
+        self.other_events += 1
 
     def _read_mixed(self, line: bytes, *, open_end: bool) -> Iterator[Record]:
         found = False

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._clock import host_clock
-from async_orch.analysis._columns import added
+from async_orch.analysis._columns import added, known_of
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._percentiles import distribution
 from async_orch.analysis._stages import DEVICE_STAGES, STAGES, in_use, lanes, stage_times
@@ -158,11 +158,12 @@ def _occupancy(run: StepFrame, rows: Rows, end: Column, origin: int) -> dict[str
     moments, counts = in_use(acquired, end)
     if len(moments) > _MAX_CHANGES:
         # Whole where steps are drawn; elsewhere nothing is drawn above it either.
-        near = np.sort(acquired[rows])
-        place = np.searchsorted(near, moments)
-        distance = moments - near[np.clip(place - 1, 0, len(near) - 1)]
-        close = distance <= np.median(np.diff(near)) * 4
-        moments, counts = moments[close], counts[close]
+        near = np.sort(known_of(acquired[rows]))
+        if len(near) > 1:
+            place = np.searchsorted(near, moments)
+            distance = moments - near[np.clip(place - 1, 0, len(near) - 1)]
+            close = distance <= np.median(np.diff(near)) * 4
+            moments, counts = moments[close], counts[close]
         moments, counts = moments[:_MAX_CHANGES], counts[:_MAX_CHANGES]
     return {"at": (moments - origin).tolist(), "count": counts.tolist()}
 

@@ -23,6 +23,7 @@ __all__ = ["Scanner", "read_frames"]
 
 # Some thousand lines: enough for numpy to be busy with them and not with being called, and still in the cache.
 _CHUNK_NBYTES: Final = 1 << 20
+_MAX_MAPPED: Final = 64  # outputs of children that keep a descriptor each; of so many logs, copying them is little
 
 
 class Scanner(Sorter):
@@ -31,37 +32,41 @@ class Scanner(Sorter):
     `feed` takes the next piece of the current log and `end` says that it is over; `read` does both for a source.
     """
 
+    _outputs = 0  # of children, up to now
+
     def read(self, source: Source) -> None:
         """Take all of a source, of a large file in several processes. Raises `OSError` if it cannot be read."""
         if isinstance(source, str | os.PathLike):
             path = Path(source)
             with divided(path) as division:
-                if division.parts:
-                    self._read_divided(path, division)
+                if division is not None:
+                    self._read_divided(division)
                     return
         with opened(source, self._pieces.damaged.append) as stream:
             for data in chunks(stream, _CHUNK_NBYTES):
                 self.feed(data)
         self.end()
 
-    def _read_divided(self, path: Path, division: Division) -> None:
+    def _read_divided(self, division: Division) -> None:
+        file, parts = division.file, division.parts
         found: dict[int, PartRead] = {}
         reader = Scanner(self._templates)
         for number in division.draw():
-            if (read := reader.read_part(path, division.parts[number], number)).header.steps_only:
+            if (read := reader.read_part(file, parts[number], number)).header.steps_only:
                 found[number] = read
-        found |= division.collect()
+        self._outputs += len(division.children)
+        found |= division.collect(mapped=self._outputs <= _MAX_MAPPED)
         self._flush()
-        for number, part in enumerate(division.parts):
+        for number, part in enumerate(parts):
             if number in found:
                 self._take_part(found.pop(number))
             else:
-                self._read_range(path, part)
+                self._read_range(file, part)
         # What stands after the last line end, and what was written since.
-        with path.open("rb") as file:
-            file.seek(division.parts[-1].end)
-            while data := file.read(_CHUNK_NBYTES):
-                self.feed(data)
+        self._at_start = False
+        file.seek(parts[-1].end)
+        while data := file.read(_CHUNK_NBYTES):
+            self.feed(data)
         self.end()
 
     def _take_part(self, part: PartRead) -> None:
@@ -75,16 +80,17 @@ class Scanner(Sorter):
         steps = rows + header.invalid + header.unknown_schema
         self._pieces.take_counts(header.lines, steps, header.other_events, header.skipped, header.runs)
 
-    def _read_range(self, path: Path, part: Part, *, steps_only: bool = False) -> bool:
+    def _read_range(self, file: FileIO, part: Part, *, steps_only: bool = False) -> bool:
         """Take a part of a file. False, and not all of it is read, if it holds more than steps and they are wanted."""
         start, end = part
         self._at_start = start == 0
-        with path.open("rb", buffering=0) as file:
-            file.seek(start)
-            while start < end and (count := self._take_some(file, min(_CHUNK_NBYTES, end - start))):
-                start += count
-                if steps_only and self._pieces.more_than_steps:
-                    return False
+        file.seek(start)
+        while start < end and (count := self._take_some(file, min(_CHUNK_NBYTES, end - start))):
+            start += count
+            if steps_only and self._pieces.more_than_steps:
+                return False
+        if not self._splitter.is_empty:
+            self.end()  # a part ends with a line end: the file became shorter, and its last line was cut off
         self._flush()
         return True
 
@@ -99,13 +105,13 @@ class Scanner(Sorter):
         self.feed(data[:taken])
         return taken
 
-    def read_part(self, path: Path, part: Part, number: int) -> PartRead:
+    def read_part(self, file: FileIO, part: Part, number: int) -> PartRead:
         """Read a part of a file, as part `number`, and forget it; only that it is more than steps, if so.
 
         Raises `OSError`.
         """
         try:
-            if not self._read_range(path, part, steps_only=True):
+            if not self._read_range(file, part, steps_only=True):
                 return PartRead(PartHeader(number, steps_only=False), [])
             reading = self._pieces.reading()
             blocks, kinds = self._steps.blocks()

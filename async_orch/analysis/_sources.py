@@ -34,7 +34,8 @@ Source = str | os.PathLike[str] | ByteSource
 def opened(source: Source, damaged: Callable[[str], None]) -> Iterator[ByteSource]:
     """The plain bytes of a source; gzip and zstd are decompressed on the way, in bounded memory.
 
-    `damaged` is told in words where compressed data breaks off or is corrupt; what came before it is still given.
+    `damaged` is told in words where compressed data breaks off or is corrupt; what came before it is still given, of
+    corrupt zstd that of the pieces of 16 KiB before it.
     Raises `OSError` if a path cannot be opened. Reading may raise it too.
     """
     with contextlib.ExitStack() as stack:
@@ -93,6 +94,7 @@ class _Members:
     """Decompresses a stream of one or more compressed members, one after the other.
 
     `make` gives the decompressor of a member, `inflate` lets it take a piece: the text, and what of the piece is left.
+    `copy` copies a decompressor as it is, or gives None.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class _Members:
         inflate: Callable[[Any, bytes, int], tuple[bytes, bytes]],
         error: type[Exception],
         damaged: Callable[[str], None],
+        copy: Callable[[Any], Any] = lambda member: None,
     ) -> None:
         self._name = name
         self._raw = raw
@@ -110,6 +113,7 @@ class _Members:
         self._inflate = inflate
         self._error = error
         self._damaged = damaged
+        self._copy = copy
         self._member = make()
         self._pending = b""
         self._given = 0
@@ -127,15 +131,25 @@ class _Members:
                 if not self._pending:
                     self._end(f"the {self._name} data breaks off after {self._given} bytes of text")
                     break
+            before = self._copy(self._member)
             try:
                 data, self._pending = self._inflate(self._member, self._pending, size)
             except self._error as error:
-                self._end(f"the {self._name} data is corrupt after {self._given} bytes of text ({error})")
-                break
+                data = self._until_damage(before)
+                self._end(f"the {self._name} data is corrupt after {self._given + len(data)} bytes of text ({error})")
             if data:
                 self._given += len(data)
                 return data
         return b""
+
+    def _until_damage(self, member: Any) -> bytes:
+        """What the pending piece holds before it is corrupt, if the decompressor could be copied."""
+        found = bytearray()
+        if member is not None:
+            with contextlib.suppress(self._error):  # this is where it ends
+                for position in range(len(self._pending)):
+                    found += self._inflate(member, self._pending[position : position + 1], 0)[0]
+        return bytes(found)
 
     def _end(self, text: str) -> None:
         self._over = True
@@ -146,7 +160,10 @@ def _gzip(raw: ByteSource, damaged: Callable[[str], None]) -> ByteSource:
     def inflate(member: Any, piece: bytes, size: int) -> tuple[bytes, bytes]:
         return member.decompress(piece, size), member.unconsumed_tail
 
-    return _Members("gzip", raw, lambda: zlib.decompressobj(31), inflate, zlib.error, damaged)
+    # A copy costs little beside what a piece does, and one that was given corrupt data keeps what was before it.
+    return _Members(
+        "gzip", raw, lambda: zlib.decompressobj(31), inflate, zlib.error, damaged, lambda member: member.copy()
+    )
 
 
 def _zstd(raw: ByteSource, damaged: Callable[[str], None]) -> ByteSource:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
 
 from async_orch.analysis._at_p50 import h2d_at_p50, sm_nbytes_range
+from async_orch.analysis._clock import host_clock_kinds
 from async_orch.analysis._columns import JoinedRows, Rows, StepRows
 from async_orch.analysis._distributions import distributions
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._overlap import Overlap, overlap_of, workers_of
-from async_orch.analysis._percentiles import Distribution, distribution
+from async_orch.analysis._percentiles import Distribution, distribution, exact_sum
 from async_orch.analysis._pieces import Record
 from async_orch.analysis._reading import Reading
 from async_orch.analysis._scan import Scanner, read_frames
@@ -217,11 +219,15 @@ class _RunParts:
         config = opened.get("config") if opened else None
         mode = config.get("mode") if isinstance(config, dict) else None
         self.mode = mode if isinstance(mode, str) else None
+        # Clocks are one in all of a run or in none of it: cold steps alone may not show that they are two.
+        on_host = cache(lambda: host_clock_kinds(steps))
         divided: list[tuple[GroupName, str, StepRows]] = []
         for program, steps_of in self.frame.split(lambda kind: kind.program).items():
             whole = steps_of.where(lambda kind: kind.event in _WHOLE_EVENTS)
-            divided.append(("cold", program, StepRows(whole.where(lambda kind: kind.cold_reason is not None))))
-            divided.append(("warm", program, StepRows(whole.where(lambda kind: kind.cold_reason is None))))
+            cold = whole.where(lambda kind: kind.cold_reason is not None)
+            warm = whole.where(lambda kind: kind.cold_reason is None)
+            divided.append(("cold", program, StepRows(cold, on_host)))
+            divided.append(("warm", program, StepRows(warm, on_host)))
         intervals = step_intervals([rows for *_, rows in divided]) if divided else []
         self.parts = [
             RunPart(name, program, rows, step_ns)
@@ -247,7 +253,7 @@ class _RunParts:
             tuple(part.group() for part in self.parts),
             window_ns,
             busy_ns,
-            None if window_ns is None or not len(starved) else int(starved.sum()),
+            None if window_ns is None or not len(starved) else exact_sum(starved),
             overlap_of(rows, step_ns, workers_of(self.opened)),
         )
 

@@ -48,7 +48,7 @@ _BLOCK_ROWS: Final = 1 << 14
 _SHORT: Final = np.iinfo(np.int32)
 _MAX_KINDS: Final = 1 << 16
 _MAX_HALVES: Final = 256
-_TOO_MANY: Final = -1  # in place of a kind's number: more kinds than are told apart
+_REFUSED: Final = -1  # in place of a kind's number: it cannot be, or is one more than are told apart
 _UNKNOWN_SCHEMA: Final = -2
 _DAMAGED: Final = 2**63 - 1  # stands for a figure that does not fit 64 bits, until its row is dropped
 
@@ -79,6 +79,7 @@ def _bounds(name: str) -> tuple[int, int]:
 
 
 _PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
+_MAX_PID: Final = 2**62  # the bound of a count, see `StepRecord`
 _BOUNDS: Final = np.array([_bounds(name) for name in FIGURE_FIELDS], np.int64)
 OPTIONAL_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _PLAIN_TYPES[name] is not int)
 """Those of `FIGURE_FIELDS` that may be null."""
@@ -152,22 +153,22 @@ class _KindNumbers(dict[tuple[Any, ...], int]):
         schema, *kind = key
         number = _UNKNOWN_SCHEMA
         if schema in SCHEMAS_READ:
-            number = self.number(tuple(kind))
+            number = self.number(tuple(kind)) if 0 <= Kind(*kind).pid <= _MAX_PID else _REFUSED
         if len(self) < 2 * _MAX_KINDS:
             self[key] = number
         return number
 
     def number(self, kind: tuple[Any, ...]) -> int:
         if len(self.kinds) >= _MAX_KINDS:
-            return self.kinds.get(kind, _TOO_MANY)
+            return self.kinds.get(kind, _REFUSED)
         return self.kinds.setdefault(kind, len(self.kinds))
 
 
 class StepTable:
     """Rows of steps that grow at their end.
 
-    ``invalid`` counts rows that were dropped because a figure is negative or larger than can be meant, and rows of
-    more different runs than are told apart; ``unknown_schema`` those of a schema that is not read.
+    ``invalid`` counts rows that were dropped because a figure or the pid is negative or larger than can be meant, and
+    rows of more different runs than are told apart; ``unknown_schema`` those of a schema that is not read.
     """
 
     def __init__(self) -> None:
@@ -198,8 +199,11 @@ class StepTable:
         """Add rows that are in columns, shape (`FIGURE_FIELDS`, rows); `kinds` has for each the index of a `Figures`
         in `samples` that has its texts.
         """
-        texts = [_LAYOUTS[Figures].texts(_astuple(sample)) for sample in samples]
-        numbers = np.array([self._numbers[text] for text in texts], np.int32)
+        numbers = np.full(len(samples), _REFUSED, np.int32)
+        # Kinds get their numbers in the order of the log, however many lines were looked at together.
+        for index in sorted(range(len(samples)), key=lambda index: int(np.argmax(kinds == index))):
+            if len(samples) == 1 or bool(np.any(kinds == index)):
+                numbers[index] = self._numbers[_LAYOUTS[Figures].texts(_astuple(samples[index]))]
         for first in range(0, len(kinds), _BLOCK_ROWS):
             part = slice(first, first + _BLOCK_ROWS)
             count = len(kinds[part])
@@ -229,7 +233,7 @@ class StepTable:
         if list(map(lacking, rows)).count(lacking(rows[0])) == count:
             with contextlib.suppress(TypeError, OverflowError):  # a row lacks more than the first; damage
                 values = np.fromiter(chain.from_iterable(map(known, rows)), np.int64, count * len(columns))
-        if values is None:
+        if values is None or bool(np.any(values == MISSING)):  # the figure that stands for none is damage, too
             self._fill_mixed(rows, layout, place)
         else:
             self._pending.append(values.reshape(count, len(columns)))
@@ -286,7 +290,7 @@ class StepTable:
     def append(self, block: Block, kinds: Sequence[Kind]) -> None:
         """Add rows that another table read; `kinds` are theirs by number."""
         self._close_block()
-        numbers = np.array([self._numbers.number(tuple(kind)) for kind in kinds] or [_TOO_MANY], np.int32)[block.kinds]
+        numbers = np.array([self._numbers.number(tuple(kind)) for kind in kinds] or [_REFUSED], np.int32)[block.kinds]
         good = numbers >= 0
         self.invalid += len(numbers) - int(np.count_nonzero(good))
         if bool(good.all()):

@@ -10,12 +10,12 @@ from typing import Any, Final, cast, get_args
 import numpy as np
 
 from async_orch.analysis._clock import host_clock
-from async_orch.analysis._columns import Rows, StepRows
+from async_orch.analysis._columns import Rows, StepRows, known_of
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._model import Mode, Outcome, Setting, StepCost, simulate
 from async_orch.analysis._overlap import workers_of
-from async_orch.analysis._percentiles import rank_index
+from async_orch.analysis._percentiles import exact_sum, rank_index
 from async_orch.analysis._shown import shown
 from async_orch.analysis._table import MISSING, Column
 
@@ -89,14 +89,14 @@ def whatif(frames: LogFrames, settings: Iterable[dict[str, Any]], *, run_id: str
     best = max(item.steps_per_s for item in predictions)
     good = [item for item in predictions if item.steps_per_s >= _AS_GOOD * best]
     starved = rows.figure("starved_ns")
-    intervals = np.diff(np.sort(rows.figure("end_ns")))
+    ended = known_of(rows.figure("end_ns"))
     return WhatIf(
         run_id=run.kinds[run.kind[0]].run_id,
         steps=len(costs),
         as_run=as_run,
         measured_steps_per_s=measured,
         error=as_run.steps_per_s / measured - 1,
-        starved_share=float(starved[starved != MISSING].sum() / max(int(intervals.sum()), 1)),
+        starved_share=exact_sum(known_of(starved)) / max(int(ended.max() - ended.min()), 1),
         predictions=predictions,
         recommended=min(good, key=lambda item: _effort(item.setting)),
     )

@@ -79,6 +79,17 @@ def test_corrupt_gzip_is_named() -> None:
     assert len(reading.damaged) == 1
 
 
+@pytest.mark.parametrize("last", [1, 8])
+def test_what_stands_before_corrupt_gzip_data_is_used(last: int) -> None:
+    """Damage in the trailer, a wrong check sum or length, is named and costs nothing that was compressed before it."""
+    packed = bytearray(gzip.compress(TEXT))
+    packed[-last] ^= 0xFF
+    frames = read_frames(io.BytesIO(bytes(packed)))
+    assert frames.reading.steps == 300
+    (said,) = frames.reading.damaged
+    assert f"corrupt after {len(TEXT)} bytes of text" in said
+
+
 def test_several_logs_are_joined(tmp_path: Path) -> None:
     """Paths and streams of different kinds are one log; a last line without an end is not glued to the next."""
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
