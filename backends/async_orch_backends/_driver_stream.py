@@ -287,7 +287,9 @@ class DriverStream(Stream):
             self._device.lose(error)
 
     def bar(self) -> None:
-        """The device asks that nothing completes at enqueue any more; nothing ever does here."""
+        """Nothing completes at enqueue here; but in a forked child nobody is left to give our locks back."""
+        if self._device.forked:
+            self._lock, self.fence_lock = threading.Lock(), threading.Lock()
 
     def _check(self) -> None:
         self._device.check_process()
