@@ -236,3 +236,20 @@ def test_a_hung_device_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     gate.set()
     for handle in list(acl.streams):
         acl.streams.pop(handle).stop()
+
+
+@pytest.mark.parametrize("call", ["get_mem_info", "create_stream", "record_event", "reset_event"])
+def test_a_failed_opening_leaves_nothing_behind(acl: FakeAcl, call: str) -> None:
+    """Whichever call fails, context, stream and events go back, and opening again succeeds."""
+    acl.fail_next[call] = 507899
+    with pytest.raises(DeviceError, match="ACL_ERROR_RT_DRV_INTERNAL_ERROR"):
+        open_ascend()
+    acl.check_clean()
+    open_ascend().close()
+
+
+def test_a_malformed_name_is_told_without_pyacl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with the name does not depend on what is installed."""
+    monkeypatch.setitem(sys.modules, "acl", None)
+    with pytest.raises(BackendUnavailable, match="'ascend:x' names no device: give its id"):
+        open_backend("ascend:x")
