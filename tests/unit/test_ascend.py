@@ -27,6 +27,7 @@ from async_orch.exceptions import (
 from tests.fakes import fake_acl
 from tests.fakes.acl_codes import CODES, Code
 from tests.fakes.fake_acl import FakeAcl
+from tests.fakes.fake_acl_device import FakeStream
 
 PATIENCE_S = 30.0
 
@@ -127,6 +128,20 @@ def test_an_unknown_option_and_a_stream_that_is_none_are_refused(acl: FakeAcl) -
         open_backend("ascend", priority=1)
     with pytest.raises(ConfigurationError, match="compute_stream must be an ACL stream"):
         open_backend("ascend", compute_stream="0")
+
+
+def test_the_default_stream_is_a_stream_too(acl: FakeAcl) -> None:
+    """Its handle is 0, which is not "none was given"."""
+    acl.module.init()
+    context, _ = acl.module.rt.create_context(0)
+    acl.streams[0] = FakeStream()
+    backend = open_ascend(compute_stream=0)
+    stream = backend.create_stream("compute")
+    assert stream.native == 0
+    stream.synchronize(PATIENCE_S)
+    backend.close()
+    acl.streams.pop(0).stop()
+    acl.module.rt.destroy_context(context)
 
 
 def test_without_cann_the_error_says_where_acl_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
