@@ -29,7 +29,8 @@ class NDRange(NamedTuple):
     ----------
     kernel:
         A ``pyopencl.Kernel``. Its arguments are those of ``launch``: device buffers, and numpy scalars of the type
-        that the kernel declares.
+        that the kernel declares. With ``kernel.set_scalar_arg_dtypes([None, numpy.int32])``, None for a buffer, a
+        launch with numbers takes about half the time, they may be plain ones, and a wrong type is refused.
     global_size:
         Work-items in each of 1 to 3 dimensions.
     local_size:
