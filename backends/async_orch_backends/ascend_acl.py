@@ -106,9 +106,10 @@ class AscendBackend(DriverBackend):
     def _closed(self) -> None:
         if self._device.threads_abandoned:
             return  # work hangs: destroying the context under it would end the process
-        self._acl.code("destroy_stream", self._clock_stream)
-        self._pool.close()
-        self._acl.close()
+        with ExitStack() as rest:  # runs from its end
+            rest.callback(self._acl.close)
+            rest.callback(self._pool.close)
+            rest.callback(self._acl.code, "destroy_stream", self._clock_stream)
 
 
 def open_backend(target: str | None = None, **options: Any) -> AscendBackend:

@@ -268,3 +268,27 @@ def test_a_malformed_name_is_told_without_pyacl(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "acl", None)
     with pytest.raises(BackendUnavailable, match="'ascend:x' names no device: give its id"):
         open_backend("ascend:x")
+
+
+@pytest.mark.parametrize("call", ["free", "free_host"])
+@pytest.mark.parametrize("code", [507015, 107000])
+def test_closing_goes_on_behind_a_call_that_fails(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    """All else goes back to the driver, nothing counts as allocated, and only a lost device's error is kept quiet."""
+    acl = _install(monkeypatch)
+    backend = open_ascend()
+    stream = backend.create_stream("copy")
+    for _ in range(2):
+        stream.copy(backend.alloc(64), backend.alloc_host(64), 64)
+    stream.synchronize(PATIENCE_S)
+    acl.fail_next[call] = code
+    if code == 507015:
+        backend.close()
+    else:
+        with pytest.raises(DeviceError, match=f"acl.rt.{call} failed"):
+            backend.close()
+    backend.close()
+    assert backend.allocated_nbytes == 0
+    left = {"streams": acl.streams, "events": acl.events, "contexts": acl.contexts}
+    assert not any(left.values()), left
+    assert len(acl.memory) == 1
+    assert acl.misuses == []
