@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["available_backends", "claimed_support", "one_line", "open_backend"]
 
 GROUP = "async_orch.backends"
+_ENTRY = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
 
 Opener = Callable[..., object]
 
@@ -62,6 +63,10 @@ def open_backend(name: str, **options: Any) -> Backend:
     if colon and not target:
         raise BackendUnavailable(
             f"backend {name!r} names nothing after the colon; use {kind!r} for its default, or name a device or profile"
+        )
+    if _ENTRY.fullmatch(points[0].value) is None:
+        raise BackendUnavailable(
+            f"backend {kind!r}: its entry point {points[0].value!r} (of {_package(points[0])}) is not MODULE:FUNCTION"
         )
     # Foreign code may also exit (a driver's module that calls sys.exit, say); only the user's interrupt is let through.
     try:

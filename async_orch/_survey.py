@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from async_orch._registry import available_backends, claimed_support, one_line, open_backend
-from async_orch.abc import Backend
+from async_orch.abc import Backend, DeviceInfo
 
 __all__ = ["survey"]
 
 _TRIES = 5
 _TIMEOUT_S = 60.0
+_TEXTS = ("device", "driver", "support", "alloc_visibility", "device_clock")
+_NUMBERS = ("memory_nbytes", "alignment_nbytes")
 
 
 def survey(names: Sequence[str] = (), *, nbytes: int | None = None) -> list[dict[str, Any]]:
@@ -66,10 +68,18 @@ def _entry(name: str, nbytes: int | None) -> dict[str, Any]:
 
 def _ask(entry: dict[str, Any], backend: Backend) -> None:
     info = backend.info
-    for key in ("device", "support", "memory_nbytes", "alignment_nbytes", "pinned", "alloc_visibility", "device_clock"):
-        entry[key] = getattr(info, key)
-    entry["driver"] = info.driver or None
-    entry["free_nbytes"] = backend.free_nbytes()
+    if not isinstance(info, DeviceInfo):
+        raise TypeError(f"its info is {type(info).__name__}, not a DeviceInfo")
+    found: dict[str, Any] = {key: getattr(info, key) for key in (*_TEXTS, *_NUMBERS, "pinned")}
+    for key, value in found.items():
+        if key in _TEXTS and not isinstance(value, str):
+            raise TypeError(f"its DeviceInfo.{key} is {type(value).__name__}, not text")
+        if key in _NUMBERS and not isinstance(value, int | None):
+            raise TypeError(f"its DeviceInfo.{key} is {type(value).__name__}, not an int")
+    free_nbytes = backend.free_nbytes()
+    if not isinstance(free_nbytes, int | None):
+        raise TypeError(f"its free_nbytes() gave {type(free_nbytes).__name__}, not an int")
+    entry.update(found, pinned=bool(found["pinned"]), driver=info.driver or None, free_nbytes=free_nbytes)
 
 
 def _measure(entry: dict[str, Any], backend: Backend, nbytes: int) -> None:

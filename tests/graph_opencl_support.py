@@ -72,7 +72,9 @@ class GraphDevice:
         self.stream: Any = self.backend.create_stream("compute")
         program = cl.Program(self.backend.context, self.dispatcher.source).build()
         size = self.dispatcher.size
-        self._run = NDRange(cl.Kernel(program, self.dispatcher.kernel_name), size, size)
+        kernel = cl.Kernel(program, self.dispatcher.kernel_name)
+        kernel.set_scalar_arg_dtypes(self.dispatcher.argument_types)
+        self._run = NDRange(kernel, size, size)
         self._image = self.backend.alloc(IMAGE_NBYTES)
         self._regions = {name: self.backend.alloc(nbytes + GUARD_NBYTES) for name, nbytes in regions.items()}
         self._status = self.backend.alloc(64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 from async_orch._commands._shared import UsageError, write
@@ -45,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     if any(not name.isprintable() or not name for name in options.names):
         raise UsageError("a backend's name is printable text such as host or opencl:0")
     nbytes = None if options.no_measure else options.nbytes
-    found = survey(options.names, nbytes=nbytes)
+    with redirect_stdout(sys.stderr):  # what third parties' modules print is no part of the answer
+        found = survey(options.names, nbytes=nbytes)
     if options.format == "json":
         import msgspec  # noqa: PLC0415 - slow to import
 

@@ -137,8 +137,9 @@ def conformance_suite(
     loop_factory:
         Makes the event loop of a test; `VirtualClockLoop` for a backend in virtual time.
 
-    Covered: order within a stream and across streams, fences, failures and their limits, memory and its limits,
-    closing with work in flight, use after close, reset, fork, adopted streams, and orchestrators that drive the device.
+    Covered: order within a stream and across streams, the calls of every step (`Stream.begin` and its like), fences,
+    failures and their limits, memory and its limits, closing with work in flight, use after close, reset, fork,
+    adopted streams, and orchestrators that drive the device.
     Needs pytest.
     """
     import pytest  # noqa: PLC0415 - needed by those only who run the suite

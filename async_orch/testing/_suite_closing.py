@@ -32,6 +32,9 @@ class ClosingTests(Suite):
             lambda stream: stream.record(),
             lambda stream: stream.wait(done),
             lambda stream: stream.isolate(),
+            lambda stream: stream.begin(),
+            lambda stream: stream.begin_copy(buffer, buffer, 4),
+            lambda stream: stream.record_copy(buffer, buffer, 4),
             lambda stream: stream.idle(),
             lambda stream: stream.synchronize(PATIENCE_S),
         ]

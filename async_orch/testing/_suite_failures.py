@@ -66,6 +66,27 @@ class FailureTests(Suite):
         assert after_isolation.error is None
         assert device.download(counter) == b"\1"
 
+    def test_a_step_begins_anew_behind_a_failure(self, device: OpenDevice) -> None:
+        """`record_copy` behind a failed kernel fails and copies nothing; `begin` and `begin_copy` leave it behind."""
+        device.need("fail")
+        host, back, buffer = device.host(b"1234"), device.host(b"...."), device.upload(b"5678")
+        stream = device.backend.create_stream("compute")
+        device.kernels.fail(stream)
+        failed = stream.record_copy(back, buffer, 4)
+        for fence in failed:
+            with pytest.raises(DeviceError):
+                fence.synchronize(PATIENCE_S)
+        if not self.settings.isolates:
+            pytest.skip("the driver's errors are sticky")
+        assert back.array.tobytes() == b"...."
+        fences = [stream.begin()]
+        device.kernels.fail(stream)
+        fences += stream.begin_copy(buffer, host, 4)
+        fences += stream.record_copy(back, buffer, 4)
+        for fence in fences:
+            fence.synchronize(PATIENCE_S)
+        assert back.array.tobytes() == b"1234"
+
     def test_a_failed_copy_fails_the_fences_behind_it(self, device: OpenDevice) -> None:
         """A copy that fails when it runs is a failure like a kernel's, and isolation clears it."""
         device.need("fail_copy")

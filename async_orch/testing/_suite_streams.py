@@ -106,6 +106,40 @@ class StreamTests(Suite):
         fence.synchronize(PATIENCE_S)
         assert back.array[0] == 1
 
+    def test_the_calls_of_every_step_mean_their_single_calls(self, device: OpenDevice) -> None:
+        """`begin`, `begin_copy` and `record_copy` are in order with the rest; each copy lies between two fences."""
+        host, back, buffer = device.host(bytes(range(64))), device.host(bytes(64)), device.backend.alloc(64)
+        copy, compute = device.backend.create_stream("copy"), device.backend.create_stream("compute")
+        start, copied = copy.begin_copy(buffer, host, 64)
+        begun = compute.begin(copied)
+        device.kernels.add_one(compute, buffer)
+        reached, arrived = compute.record_copy(back, buffer, 64)
+        arrived.synchronize(PATIENCE_S)
+        assert all(fence.query() for fence in (start, copied, begun, reached))
+        assert back.array.tolist() == list(range(1, 65))
+        for call in (copy.begin_copy, copy.record_copy):
+            with pytest.raises(DeviceError):
+                call(buffer, host, 65)
+            for fence in call(buffer, host, 0):
+                fence.synchronize(PATIENCE_S)
+        copy.synchronize(PATIENCE_S)
+        assert device.download(buffer) == back.array.tobytes()
+
+    def test_a_step_that_begins_after_a_fence_waits_for_it(self, device: OpenDevice) -> None:
+        """The fence of `begin` is done only then, and so is what is enqueued behind it; nobody blocks meanwhile."""
+        device.need("hold")
+        counter, back = device.upload(b"\0"), device.host(b"\7")
+        first, second = device.backend.create_stream("copy"), device.backend.create_stream("compute")
+        go_on = device.kernels.hold(first)
+        device.kernels.add_one(first, counter)
+        begun = second.begin(first.record())
+        reached, arrived = second.record_copy(back, counter, 1)
+        assert not any(fence.query() for fence in (begun, reached, arrived))
+        go_on()
+        arrived.synchronize(PATIENCE_S)
+        assert begun.query()
+        assert back.array[0] == 1
+
     def test_streams_run_side_by_side(self, device: OpenDevice) -> None:
         """A stream that is held does not hold another."""
         device.need("hold")

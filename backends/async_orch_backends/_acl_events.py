@@ -128,7 +128,11 @@ class EventPool:
             handle, guards = self._free.popleft()
             status, code = self.acl.enter("query_event_status")(handle)
             if code == 0 and status == _COMPLETE:
-                self.acl.call("reset_event", handle, stream)
+                try:
+                    self.acl.call("reset_event", handle, stream)
+                except DeviceError:
+                    self._free.append((handle, guards))
+                    raise
                 return handle
             self._free.append((handle, guards))
         return self._create()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
 from async_orch.abc import Buffer, ByteArray
-from async_orch.exceptions import DeviceError
+from async_orch.exceptions import DeviceError, DeviceLost
 
 from ._acl_calls import Acl, acl_error
 from ._acl_events import AclEvent, EventPool
@@ -59,7 +60,8 @@ class AclDeviceBuffer(AclBuffer):
         raise self.not_addressable()
 
     def release(self) -> None:
-        self._acl.call("free", self._address)
+        with suppress(DeviceLost):  # a lost device has lost its memory too
+            self._acl.call("free", self._address)
 
 
 class AclHostBuffer(AclBuffer):
@@ -81,7 +83,8 @@ class AclHostBuffer(AclBuffer):
         return self._array
 
     def release(self) -> None:
-        self._acl.call("free_host", self._address)
+        with suppress(DeviceLost):  # see above
+            self._acl.call("free_host", self._address)
 
 
 class AclQueue:
@@ -157,4 +160,5 @@ class AclQueue:
     def close(self) -> None:
         self._waited.clear()
         if self._owned:
-            self._acl.call("destroy_stream", self._stream)
+            with suppress(DeviceLost):  # see above
+                self._acl.call("destroy_stream", self._stream)

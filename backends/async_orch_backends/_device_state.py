@@ -16,7 +16,7 @@ class Worker(Protocol):
     """The part of a stream's worker that its device needs."""
 
     def bar(self) -> None:
-        """Let no operation complete at enqueue any more."""
+        """Let no operation complete at enqueue any more. In a forked child: have locks that nobody holds."""
 
 
 class DeviceState:

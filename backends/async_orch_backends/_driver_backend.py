@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import ClassVar, TypeVar
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
@@ -43,9 +44,11 @@ class DriverBuffer(Buffer):
     def free(self) -> None:
         if not self.freed:
             self.freed = True
-            self.release()
-            if self.on_free is not None:
-                self.on_free(self)
+            try:
+                self.release()
+            finally:
+                if self.on_free is not None:
+                    self.on_free(self)
 
     @abstractmethod
     def release(self) -> None:
@@ -179,19 +182,23 @@ class DriverBackend(Backend):
         self._device.closed = True
         if self._device.forked:
             return  # the driver belongs to the parent
-        self._end_streams()
-        for buffer in tuple(self._buffers):
-            buffer.free()
-        self._closed()
+        with ExitStack() as rest:  # runs from its end, all of it whatever the driver makes of a part
+            rest.callback(self._closed)
+            for buffer in tuple(self._buffers):
+                rest.callback(buffer.free)
+            rest.callback(self._end_streams)
 
     def _end_streams(self) -> None:
         """Close our streams within the limit; memory that hanging work may still touch counts as freed, and stays."""
         for stream in self._streams:
             stream.begin_close()
         deadline_ns = self._device.close_deadline_ns()
-        for stream in self._streams:
-            stream.finish_close(deadline_ns)
-        self._streams.clear()
+        with ExitStack() as rest:
+            rest.callback(self._keep_abandoned)
+            while self._streams:
+                rest.callback(self._streams.pop().finish_close, deadline_ns)
+
+    def _keep_abandoned(self) -> None:
         abandoned = self._device.threads_abandoned
         if abandoned > self._accounted_for:
             self._accounted_for = abandoned

@@ -53,11 +53,63 @@ class DriverStream(Stream):
     # -- the seam ------------------------------------------------------------------------------------------
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, *, dst_offset: int = 0, src_offset: int = 0) -> None:
-        self._check_copy(dst, src, nbytes, dst_offset, src_offset)
-        self._do(partial(self._queue.copy, dst, src, nbytes, dst_offset, src_offset))
+        with self._lock:
+            self._check()
+            self._copy(dst, src, nbytes, dst_offset, src_offset)
 
-    @staticmethod
-    def _check_copy(dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
+    def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
+        with self._lock:
+            self._check()
+            self._do(partial(self._queue.launch, kernel, args))
+
+    def record(self) -> Fence:
+        with self._lock:
+            self._check()
+            return self._fence()
+
+    def wait(self, fence: Fence) -> None:
+        with self._lock:
+            self._check()
+            passed = self._wait(fence)
+        if not passed:
+            self._pump_after(fence)
+
+    def isolate(self) -> None:
+        with self._lock:
+            self._check()
+            self._isolate()
+
+    # What every step does, composed as the seam composes it, but in one turn under the lock.
+
+    def begin(self, after: Fence | None = None) -> Fence:
+        with self._lock:
+            self._check()
+            self._isolate()
+            passed = after is None or self._wait(after)
+            start = self._fence()
+        if not passed and after is not None:
+            self._pump_after(after)
+        return start
+
+    def begin_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        with self._lock:
+            self._check()
+            self._isolate()
+            start = self._fence()
+            if nbytes:
+                self._copy(dst, src, nbytes, 0, 0)
+            return start, self._fence()
+
+    def record_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+        with self._lock:
+            self._check()
+            reached = self._fence()
+            self._copy(dst, src, nbytes, 0, 0)
+            return reached, self._fence()
+
+    # Their parts, under the lock.
+
+    def _copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
         if not (
             0 <= dst_offset <= dst_offset + nbytes <= dst.nbytes
             and 0 <= src_offset <= src_offset + nbytes <= src.nbytes
@@ -66,110 +118,51 @@ class DriverStream(Stream):
                 f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
                 f"to offset {dst_offset} of {dst!r}"
             )
-
-    def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
-        self._do(partial(self._queue.launch, kernel, args))
+        self._do(partial(self._queue.copy, dst, src, nbytes, dst_offset, src_offset))
 
     def _do(self, work: _Work) -> None:
-        with self._lock:
-            self._check()
-            if self._deferred:
-                self._deferred.append(work)
-            elif self._error is None and self._device.lost is None:
-                self._last = None
-                try:
-                    work()
-                except DeviceLost as exc:  # earlier work lost it; whether that shows here or at a fence is chance
-                    self._device.lose(exc)
-
-    def record(self) -> Fence:
-        with self._lock:
-            self._check()
-            if self._is_direct:
-                try:
-                    return self._fence()
-                except DeviceLost as exc:
-                    self._device.lose(exc)
-            lost = self._device.lost
-            fence = DriverFence(self, None)
-            if lost is None:
-                self._deferred.append(fence)
-                return fence
-        fence.drop(lost)
-        return fence
-
-    # What every step does: as the seam composes it, in one turn under the lock.
-
-    def begin(self, after: Fence | None = None) -> Fence:
-        with self._lock:
-            self._check()
-            if self._is_direct:
-                try:
-                    self._isolate()
-                    if after is None or self._passed(after):
-                        return self._fence()
-                except DeviceLost as exc:
-                    self._device.lose(exc)
-        return super().begin(after)
-
-    def begin_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
-        self._check_copy(dst, src, nbytes, 0, 0)
-        with self._lock:
-            self._check()
-            if self._is_direct:
-                try:
-                    self._isolate()
-                    return self._fence(), self._copied(dst, src, nbytes)
-                except DeviceLost as exc:
-                    self._device.lose(exc)
-        return super().begin_copy(dst, src, nbytes)
-
-    def record_copy(self, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
-        self._check_copy(dst, src, nbytes, 0, 0)
-        with self._lock:
-            self._check()
-            if self._is_direct and self._error is None:
-                try:
-                    return self._fence(), self._copied(dst, src, nbytes)
-                except DeviceLost as exc:
-                    self._device.lose(exc)
-        return super().record_copy(dst, src, nbytes)
-
-    @property
-    def _is_direct(self) -> bool:
-        """Whether the driver gets work at once: nothing waits here, and the device is not lost."""
-        return not self._deferred and self._device.lost is None
+        if self._deferred:
+            self._deferred.append(work)
+        elif self._error is None and self._device.lost is None:
+            self._last = None
+            try:
+                work()
+            except DeviceLost as exc:  # earlier work lost it; whether that shows here or at a fence is chance
+                self._device.lose(exc)
 
     def _fence(self) -> DriverFence:
-        return DriverFence(self, self._record(), self._error, tuple(self._sources))
-
-    def _copied(self, dst: Buffer, src: Buffer, nbytes: int) -> DriverFence:
-        if nbytes:
-            self._last = None
-            self._queue.copy(dst, src, nbytes, 0, 0)
-        return self._fence()
-
-    def wait(self, fence: Fence) -> None:
-        with self._lock:
-            self._check()
+        lost = self._device.lost
+        if lost is None and not self._deferred:
             try:
-                if not self._deferred and self._passed(fence):
-                    return
+                return DriverFence(self, self._record(), self._error, tuple(self._sources))
             except DeviceLost as exc:
                 self._device.lose(exc)
-                return
-            self._deferred.append(Wait(fence))
-        self._pump_after(fence)
+                lost = self._device.lost
+        fence = DriverFence(self, None)
+        if lost is None:
+            self._deferred.append(fence)
+        else:
+            fence.drop(lost)  # nobody has it yet, so nobody is called under the lock
+        return fence
 
-    def isolate(self) -> None:
-        with self._lock:
-            self._check()
-            if self._deferred:
-                self._deferred.append(ISOLATE)
-            else:
-                self._isolate()
+    def _wait(self, fence: Fence) -> bool:
+        """Whether ``fence`` is behind us; if not it is deferred, and `_pump_after` is to be called without the lock."""
+        try:
+            if not self._deferred and self._passed(fence):
+                return True
+        except DeviceLost as exc:
+            self._device.lose(exc)
+            return True
+        self._deferred.append(Wait(fence))
+        return False
 
     def _isolate(self) -> None:
+        if self._deferred:
+            self._deferred.append(ISOLATE)
+        else:
+            self._isolate_now()
+
+    def _isolate_now(self) -> None:
         self._error = None
         self._sources.clear()
         self._queue.isolate()
@@ -260,7 +253,7 @@ class DriverStream(Stream):
 
     def _give(self, op: _Work | Isolate | DriverFence, tell: list[Callable[[], None]]) -> None:
         if isinstance(op, Isolate):
-            self._isolate()
+            self._isolate_now()
             return
         try:
             if isinstance(op, DriverFence):
@@ -294,7 +287,9 @@ class DriverStream(Stream):
             self._device.lose(error)
 
     def bar(self) -> None:
-        """The device asks that nothing completes at enqueue any more; nothing ever does here."""
+        """Nothing completes at enqueue here; but in a forked child nobody is left to give our locks back."""
+        if self._device.forked:
+            self._lock, self.fence_lock = threading.Lock(), threading.Lock()
 
     def _check(self) -> None:
         self._device.check_process()

@@ -29,7 +29,8 @@ class NDRange(NamedTuple):
     ----------
     kernel:
         A ``pyopencl.Kernel``. Its arguments are those of ``launch``: device buffers, and numpy scalars of the type
-        that the kernel declares.
+        that the kernel declares. With ``kernel.set_scalar_arg_dtypes([None, numpy.int32])``, None for a buffer, a
+        launch with numbers takes about half the time, they may be plain ones, and a wrong type is refused.
     global_size:
         Work-items in each of 1 to 3 dimensions.
     local_size:
@@ -45,15 +46,23 @@ class OpenCLEvent:
     """A place in a queue: over when all of its driver events are. Without any, it is over from the start.
 
     The time is that of the last event's end, but not before the place was marked: a queue that was idle is reached
-    when it is asked.
+    when it is asked. ``earlier`` is a command of before the last isolation, whose failure is not the place's.
     """
 
-    __slots__ = ("_cl", "_clock", "_enqueue_ns", "_error", "_over", "_stream", "_time_ns", "events")
+    __slots__ = ("_cl", "_clock", "_earlier", "_enqueue_ns", "_error", "_over", "_stream", "_time_ns", "events")
 
     def __init__(
-        self, cl: Any, events: Sequence[Any], clock: AnchoredClock, stream: str, failure: DeviceError | None = None
+        self,
+        cl: Any,
+        events: Sequence[Any],
+        clock: AnchoredClock,
+        stream: str,
+        *,
+        failure: DeviceError | None = None,
+        earlier: Any = None,
     ) -> None:
         self.events = events
+        self._earlier = earlier
         self._cl = cl
         self._clock = clock
         self._stream = stream
@@ -77,7 +86,7 @@ class OpenCLEvent:
                 status = event.command_execution_status
                 if status > 0:
                     return False
-                if status < 0 and error is None:
+                if status < 0 and error is None and event is not self._earlier:
                     error = status_error(status, self._stream)
             self._error = error
             self._over = True
@@ -154,7 +163,7 @@ class OpenCLQueue:
         target, source = self._operand(dst, dst_offset, nbytes), self._operand(src, src_offset, nbytes)
         if not nbytes or self._has_failed():
             return
-        options: dict[str, Any] = {"wait_for": self._take_waits()}
+        options: dict[str, Any] = {"wait_for": self._waits or None}
         if not dst.is_host:
             options["dst_offset"] = dst_offset
         if not src.is_host:
@@ -188,8 +197,8 @@ class OpenCLQueue:
         if self._has_failed():
             return
         try:
-            event = called(self._native, global_size, local_size, *natives, wait_for=self._take_waits())
-        except (self._cl.Error, TypeError, ValueError) as exc:
+            event = called(self._native, global_size, local_size, *natives, wait_for=self._waits or None)
+        except (self._cl.Error, TypeError, ValueError, RuntimeError) as exc:  # the last of numbers that do not fit
             what = f"launching kernel {called.function_name!r} on stream {self._name!r}"
             raise driver_error(exc, what) from exc
         self._enqueued(event)
@@ -204,16 +213,16 @@ class OpenCLQueue:
             )
         return arg
 
-    def _take_waits(self) -> list[Any] | None:
-        waits, self._waits = self._waits, []
-        return waits or None
-
     def _enqueued(self, event: Any) -> None:
+        self._waits = []  # the command has them now; before, one that is refused must not take them with it
         # Kept until it is over: a failure must not pass unseen, and the event of a copy from or to host memory blocks,
         # holding the GIL, when it is dropped before that.
         self._running.append(event)
         self._last = event
-        self._native.flush()
+        try:
+            self._native.flush()
+        except self._cl.Error as exc:
+            raise driver_error(exc, f"flushing stream {self._name!r}") from exc
 
     def _has_failed(self) -> bool:
         """Whether work since the last isolation failed; then what follows must not be enqueued.
@@ -246,6 +255,7 @@ class OpenCLQueue:
     def record(self) -> NativeEvent:
         failed = self._has_failed()
         last, running = self._last, list(self._running)
+        earlier: Any = None
         if self._shared:
             waits = [event for event in self._waits if event.command_execution_status > 0]
             try:
@@ -255,8 +265,16 @@ class OpenCLQueue:
                 raise driver_error(exc, f"recording on stream {self._name!r}") from exc
         elif running:
             running.pop()  # it is the last one
+        elif last is not None and not failed:
+            # Over well, or of before the isolation: then its failure is not ours, whether it came or will come.
+            status = last.command_execution_status
+            if status < 0:
+                last = self._last = None
+            elif status > 0:
+                earlier = last
         events = [*running, *self._waits] if last is None else [last, *running, *self._waits]
-        return OpenCLEvent(self._cl, events, self._clock, self._name, self._failure if failed else None)
+        failure = self._failure if failed else None
+        return OpenCLEvent(self._cl, events, self._clock, self._name, failure=failure, earlier=earlier)
 
     def wait(self, event: NativeEvent) -> None:
         self._waits += _pending(event.events if isinstance(event, OpenCLEvent) else ())

@@ -107,6 +107,8 @@ class StreamWorker:
 
     def bar(self) -> None:
         self.idle = False
+        if self.device.forked:
+            self.lock = threading.Lock()  # whoever holds the old one does not exist in this process
 
     def begin_stop(self, reason: str) -> None:
         """Let nothing further start. Fences still queued fail with ``reason`` when the running operation ends."""

@@ -9,6 +9,7 @@ Errors of work on the device are sticky there: they lose the device (`DeviceLost
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Final
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
@@ -36,8 +37,16 @@ class AscendBackend(DriverBackend):
     """One NPU and a context on it, its own or that of the caller's streams."""
 
     def __init__(self, acl: Acl, adopted: dict[str, Any]) -> None:
-        self._acl = acl
-        self._pool = EventPool(acl)
+        with ExitStack() as undo:  # what there is of it goes back to the driver if the rest fails
+            undo.callback(acl.close)
+            self._acl = acl
+            self._pool = EventPool(acl)
+            undo.callback(self._pool.close)
+            self._open(undo, adopted)
+            undo.pop_all()
+
+    def _open(self, undo: ExitStack, adopted: dict[str, Any]) -> None:
+        acl = self._acl
         _, total = acl.value("get_mem_info", _HBM)
         info = DeviceInfo(
             backend="ascend",
@@ -51,6 +60,7 @@ class AscendBackend(DriverBackend):
         )
         super().__init__(info, DeviceState("ascend"), {})
         self._clock_stream: int = acl.value("create_stream")
+        undo.callback(acl.code, "destroy_stream", self._clock_stream)
         if self._pool.times:
             self._pool.clock = EventClock(self._mark, self._pool.elapsed_ms)
         for name, stream in adopted.items():
@@ -96,9 +106,10 @@ class AscendBackend(DriverBackend):
     def _closed(self) -> None:
         if self._device.threads_abandoned:
             return  # work hangs: destroying the context under it would end the process
-        self._acl.code("destroy_stream", self._clock_stream)
-        self._pool.close()
-        self._acl.close()
+        with ExitStack() as rest:  # runs from its end
+            rest.callback(self._acl.close)
+            rest.callback(self._pool.close)
+            rest.callback(self._acl.code, "destroy_stream", self._clock_stream)
 
 
 def open_backend(target: str | None = None, **options: Any) -> AscendBackend:
@@ -113,11 +124,12 @@ def open_backend(target: str | None = None, **options: Any) -> AscendBackend:
         raise ConfigurationError(
             f"backend 'ascend' takes the options compute_stream and copy_stream, got {', '.join(unknown)}"
         )
-    module = load_acl()
     text = target or "0"
     if not (text.isascii() and text.isdigit()):
         raise BackendUnavailable(f"backend 'ascend:{target}' names no device: give its id, e.g. 'ascend:0'")
-    adopted = {name: options[f"{name}_stream"] for name in ("compute", "copy") if options.get(f"{name}_stream")}
+    module = load_acl()
+    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
+    adopted = {name: stream for name, stream in given.items() if stream is not None}
     for name, stream in adopted.items():
         if not isinstance(stream, int | Stream):
             raise ConfigurationError(f"{name}_stream must be an ACL stream (an int), got {type(stream).__name__}")

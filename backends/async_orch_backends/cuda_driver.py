@@ -8,6 +8,7 @@ Errors of work on the device are sticky: they lose the device (`DeviceLost`).
 from __future__ import annotations
 
 import importlib
+from contextlib import ExitStack
 from typing import Any, Final
 
 from async_orch.abc import Buffer, DeviceInfo, Stream
@@ -55,12 +56,15 @@ class CudaBackend(DriverBackend):
         super().__init__(info, DeviceState("cuda"), {})
         self._pinned = core.LegacyPinnedMemoryResource()
         self._own_stream = device.create_stream()
-        self._clock = EventClock(self._mark, self._elapsed_ms)
-        for name, stream in adopted.items():
-            if isinstance(stream, Stream):
-                self._adopted[name] = stream
-            else:
-                self._adopted[name] = self._opened(name, self._wrap(device.create_stream(stream), owned=False))
+        with ExitStack() as undo:
+            undo.callback(self._own_stream.close)
+            self._clock = EventClock(self._mark, self._elapsed_ms)
+            for name, stream in adopted.items():
+                if isinstance(stream, Stream):
+                    self._adopted[name] = stream
+                else:
+                    self._adopted[name] = self._opened(name, self._wrap(device.create_stream(stream), owned=False))
+            undo.pop_all()
 
     def _wrap(self, stream: Any, *, owned: bool) -> CudaQueue:
         return CudaQueue(self._core, self._bindings, self._native, self._clock, stream, owned=owned)
@@ -168,7 +172,8 @@ def open_backend(target: str | None = None, **options: Any) -> CudaBackend:
     text = target or "0"
     if not (text.isascii() and text.isdigit()):
         raise BackendUnavailable(f"backend 'cuda:{target}' names no device: give its ordinal, e.g. 'cuda:0'")
-    adopted = {name: options[f"{name}_stream"] for name in ("compute", "copy") if options.get(f"{name}_stream")}
+    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
+    adopted = {name: stream for name, stream in given.items() if stream is not None}
     for name, stream in adopted.items():
         if not hasattr(stream, "__cuda_stream__"):
             raise ConfigurationError(f"{name}_stream must speak __cuda_stream__, got {type(stream).__name__}")

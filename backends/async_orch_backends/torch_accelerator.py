@@ -159,7 +159,8 @@ def open_backend(target: str | None = None, **options: Any) -> Backend:
 
         return TorchCpuBackend(torch, **options)
     device = _device(torch, target)
-    adopted = {name: options[f"{name}_stream"] for name in ("compute", "copy") if options.get(f"{name}_stream")}
+    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
+    adopted = {name: stream for name, stream in given.items() if stream is not None}
     for name, stream in adopted.items():
         if not isinstance(getattr(stream, "native", stream), torch.Stream):
             raise ConfigurationError(f"{name}_stream must be a torch.Stream, got {type(stream).__name__}")

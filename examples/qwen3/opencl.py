@@ -53,6 +53,7 @@ class OpenCLDecode(Qwen3Decode):
         stream: Any = device.compute_stream
         program = pyopencl.Program(stream.context, self.dispatcher.source).build()
         kernel = pyopencl.Kernel(program, self.dispatcher.kernel_name)
+        kernel.set_scalar_arg_dtypes(self.dispatcher.argument_types)
         self._graph_kernel = NDRange(kernel, self.dispatcher.size, self.dispatcher.size)
         self._launch_once(device)
 

@@ -51,6 +51,7 @@ class _OpenCLProgram(PagedProgram[BatchT]):
         stream: Any = device.compute_stream
         program = pyopencl.Program(stream.context, self.dispatcher.source).build()
         kernel = pyopencl.Kernel(program, self.dispatcher.kernel_name)
+        kernel.set_scalar_arg_dtypes(self.dispatcher.argument_types)
         self._kernel = NDRange(kernel, self.dispatcher.size, self.dispatcher.size)
         # The state is all zeros yet, which is no image: the kernel says so, in a cache that is still empty, and ends.
         resident = self.owner.resident

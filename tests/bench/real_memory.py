@@ -179,8 +179,10 @@ class PoclAdding(_Adding):
 
         cl = _pocl()
         program = cl.Program(device.compute_stream.context, SOURCE).build()
-        self._clear = NDRange(cl.Kernel(program, "clear"), (1,), (1,))
-        self._add = NDRange(cl.Kernel(program, "add"), (1,), (1,))
+        clear, add = cl.Kernel(program, "clear"), cl.Kernel(program, "add")
+        clear.set_scalar_arg_dtypes([None, np.int32])
+        add.set_scalar_arg_dtypes([None, np.int32, None, np.int32, None])
+        self._clear, self._add = NDRange(clear, (1,), (1,)), NDRange(add, (1,), (1,))
         self._cleared: set[int] = set()
 
     def launch(self, step: int, slot: Slot, stream: Stream) -> None:

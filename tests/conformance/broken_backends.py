@@ -68,6 +68,22 @@ def _copy_unchecked(
     SoftwareStream.copy(self, dst, src, nbytes, dst_offset=max(dst_offset, 0), src_offset=max(src_offset, 0))
 
 
+def _begin_without_isolation(self: SoftwareStream, after: Fence | None = None) -> Fence:
+    if after is not None:
+        self.wait(after)
+    return self.record()
+
+
+def _begin_without_waiting(self: SoftwareStream, after: Fence | None = None) -> Fence:
+    return SoftwareStream.begin(self)
+
+
+def _copy_behind_the_fences(self: SoftwareStream, dst: Buffer, src: Buffer, nbytes: int) -> tuple[Fence, Fence]:
+    fences = self.record(), EarlyFence()
+    self.copy(dst, src, nbytes)
+    return fences
+
+
 def _fresh_streams_only(self: HostBackend, stream: Any) -> None:
     """Closes nothing."""
 
@@ -100,3 +116,6 @@ TestStreamsStayOpen = broken(backend_close_stream=_fresh_streams_only)
 TestFreeIsNotCounted = broken(backend__freed=_free_uncounted)
 TestMemoryIsCutShort = broken(backend_alloc=_alloc_anything)
 TestCloseFreesNothing = broken(backend_close=_keep)
+TestBeginsWithoutIsolation = broken(stream_begin=_begin_without_isolation)
+TestBeginsWithoutWaiting = broken(stream_begin=_begin_without_waiting)
+TestOutputIsLate = broken(stream_record_copy=_copy_behind_the_fences)

@@ -19,11 +19,14 @@ CAUGHT = {
     "TestFreeIsNotCounted": "test_a_freed_buffer_cannot_be_used",
     "TestMemoryIsCutShort": "test_an_absurd_size_is_out_of_memory_and_takes_none",
     "TestCloseFreesNothing": "test_closing_frees_every_buffer",
+    "TestBeginsWithoutIsolation": "test_a_step_begins_anew_behind_a_failure",
+    "TestBeginsWithoutWaiting": "test_a_step_that_begins_after_a_fence_waits_for_it",
+    "TestOutputIsLate": "test_a_step_that_begins_after_a_fence_waits_for_it",
 }
 
 
 def test_each_broken_backend_fails_the_test_of_what_it_breaks() -> None:
-    """Eleven backends, each wrong in one way, are all caught, and by the test that names the fault."""
+    """Fourteen backends, each wrong in one way, are all caught, and by the test that names the fault."""
     root = Path(__file__).parents[2]
     wanted = " or ".join(sorted(set(CAUGHT.values())))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rf", "-k", wanted]

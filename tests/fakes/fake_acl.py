@@ -223,12 +223,14 @@ class FakeAcl:
         source = self._inside(src, nbytes, is_host=kind in (0, 1), what="source of memcpy_async")
         self._copying.update((target, source))
 
-        def copy() -> None:
-            ctypes.memmove(dst, src, nbytes)
+        def over() -> None:
             with self._gil:
                 self._copying.subtract((target, source))
 
-        return (self.streams[stream].put(copy),)
+        code = self.streams[stream].put(lambda: ctypes.memmove(dst, src, nbytes), over=over)
+        if code:
+            self._copying.subtract((target, source))
+        return (code,)
 
     # -- streams and events --------------------------------------------------------------------------------
 

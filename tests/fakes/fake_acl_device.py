@@ -6,8 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 __all__ = ["FakeEvent", "FakeStream"]
+
+
+_Item: TypeAlias = tuple[Callable[[], object], int, bool | None, Callable[[], object] | None]
 
 
 class FakeStream:
@@ -18,7 +22,7 @@ class FakeStream:
         self._put = 0  # work that may take time; markers do not
         self._done = 0
         self._counting = threading.Lock()
-        self._queue: queue.SimpleQueue[tuple[Callable[[], object], int, bool | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fake-acl-stream", daemon=True)
         self._thread.start()
 
@@ -26,27 +30,39 @@ class FakeStream:
     def idle(self) -> bool:
         return self._put == self._done
 
-    def put(self, work: Callable[[], object], code: int = 0, *, always: bool = False) -> int:
-        """Enqueue; ``always`` for waits, which take place also behind a failure. Gives the return code."""
+    def put(
+        self,
+        work: Callable[[], object],
+        code: int = 0,
+        *,
+        always: bool = False,
+        over: Callable[[], object] | None = None,
+    ) -> int:
+        """Enqueue; ``always`` for waits, which take place also behind a failure. Gives the return code.
+
+        ``over`` is called behind the work, also where a failure before it has dropped it.
+        """
         if self.error and not always:
             return self.error
         with self._counting:
             self._put += 1
-        self._queue.put((work, code, always))
+        self._queue.put((work, code, always, over))
         return 0
 
     def mark(self, reached: Callable[[], object]) -> int:
         """Enqueue what is not work: it takes no time, and is reached also behind a failure."""
-        self._queue.put((reached, 0, None))
+        self._queue.put((reached, 0, None, None))
         return 0
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            work, code, always = item
+            work, code, always, over = item
             if always is not False or not self.error:
                 work()
                 self.error = self.error or code
-            item = work = None  # type: ignore[assignment]
+            if over is not None:
+                over()
+            item = work = over = None  # type: ignore[assignment]
             self._done += always is not None
 
     def stop(self) -> None:

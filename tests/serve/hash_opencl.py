@@ -55,6 +55,9 @@ kernel void decode(global const int *image, global const int *feed, global int *
 """
 
 
+_NUMBERS = 4  # at the end of a kernel's arguments
+
+
 class HashModelOpenCL(HashModel):
     """A `HashModel` for the backend ``opencl``. ``rounds`` of a loop make each step take longer."""
 
@@ -71,6 +74,8 @@ class HashModelOpenCL(HashModel):
         stream: Any = device.compute_stream
         built = pyopencl.Program(stream.context, SOURCE).build()
         self.kernels = {name: pyopencl.Kernel(built, name) for name in ("prefill", "decode")}
+        for kernel in self.kernels.values():
+            kernel.set_scalar_arg_dtypes([None] * (kernel.num_args - _NUMBERS) + [np.int32] * _NUMBERS)
 
 
 def enqueue(program: HashProgram, name: str, stream: Stream, count: int, memory: tuple[Buffer, ...]) -> None:

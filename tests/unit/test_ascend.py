@@ -27,6 +27,7 @@ from async_orch.exceptions import (
 from tests.fakes import fake_acl
 from tests.fakes.acl_codes import CODES, Code
 from tests.fakes.fake_acl import FakeAcl
+from tests.fakes.fake_acl_device import FakeStream
 
 PATIENCE_S = 30.0
 
@@ -127,6 +128,20 @@ def test_an_unknown_option_and_a_stream_that_is_none_are_refused(acl: FakeAcl) -
         open_backend("ascend", priority=1)
     with pytest.raises(ConfigurationError, match="compute_stream must be an ACL stream"):
         open_backend("ascend", compute_stream="0")
+
+
+def test_the_default_stream_is_a_stream_too(acl: FakeAcl) -> None:
+    """Its handle is 0, which is not "none was given"."""
+    acl.module.init()
+    context, _ = acl.module.rt.create_context(0)
+    acl.streams[0] = FakeStream()
+    backend = open_ascend(compute_stream=0)
+    stream = backend.create_stream("compute")
+    assert stream.native == 0
+    stream.synchronize(PATIENCE_S)
+    backend.close()
+    acl.streams.pop(0).stop()
+    acl.module.rt.destroy_context(context)
 
 
 def test_without_cann_the_error_says_where_acl_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,3 +251,44 @@ def test_a_hung_device_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     gate.set()
     for handle in list(acl.streams):
         acl.streams.pop(handle).stop()
+
+
+@pytest.mark.parametrize("call", ["get_mem_info", "create_stream", "record_event", "reset_event"])
+def test_a_failed_opening_leaves_nothing_behind(acl: FakeAcl, call: str) -> None:
+    """Whichever call fails, context, stream and events go back, and opening again succeeds."""
+    acl.fail_next[call] = 507899
+    with pytest.raises(DeviceError, match="ACL_ERROR_RT_DRV_INTERNAL_ERROR"):
+        open_ascend()
+    acl.check_clean()
+    open_ascend().close()
+
+
+def test_a_malformed_name_is_told_without_pyacl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with the name does not depend on what is installed."""
+    monkeypatch.setitem(sys.modules, "acl", None)
+    with pytest.raises(BackendUnavailable, match="'ascend:x' names no device: give its id"):
+        open_backend("ascend:x")
+
+
+@pytest.mark.parametrize("call", ["free", "free_host"])
+@pytest.mark.parametrize("code", [507015, 107000])
+def test_closing_goes_on_behind_a_call_that_fails(monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    """All else goes back to the driver, nothing counts as allocated, and only a lost device's error is kept quiet."""
+    acl = _install(monkeypatch)
+    backend = open_ascend()
+    stream = backend.create_stream("copy")
+    for _ in range(2):
+        stream.copy(backend.alloc(64), backend.alloc_host(64), 64)
+    stream.synchronize(PATIENCE_S)
+    acl.fail_next[call] = code
+    if code == 507015:
+        backend.close()
+    else:
+        with pytest.raises(DeviceError, match=f"acl.rt.{call} failed"):
+            backend.close()
+    backend.close()
+    assert backend.allocated_nbytes == 0
+    left = {"streams": acl.streams, "events": acl.events, "contexts": acl.contexts}
+    assert not any(left.values()), left
+    assert len(acl.memory) == 1
+    assert acl.misuses == []

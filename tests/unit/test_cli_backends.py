@@ -177,3 +177,66 @@ def test_asking_for_a_backend_by_name_tells_by_the_exit_code(capsys: pytest.Capt
     err = capsys.readouterr().err
     assert "'x' is not a whole number of bytes" in err
     assert len(err.splitlines()) == 3
+
+
+class Odd:
+    """What nobody expects in a `DeviceInfo`."""
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("device", Odd(), "its DeviceInfo.device is Odd, not text"),
+        ("support", None, "its DeviceInfo.support is NoneType, not text"),
+        ("driver", 3, "its DeviceInfo.driver is int, not text"),
+        ("memory_nbytes", "much", "its DeviceInfo.memory_nbytes is str, not an int"),
+        ("alignment_nbytes", Odd(), "its DeviceInfo.alignment_nbytes is Odd, not an int"),
+        (None, Odd(), "its info is Odd, not a DeviceInfo"),
+    ],
+)
+def test_a_device_info_of_wrong_types_breaks_no_other(
+    form: str,
+    field: str | None,
+    value: Any,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is one line that names the field, in the table and in JSON; other backends are shown."""
+
+    class OddBackend(HostBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.info = value if field is None else dataclasses.replace(self.info, **{field: value})
+
+    openers = {"odd": lambda target: OddBackend(), "fine": lambda target: HostBackend()}
+    points = [EntryPoint(name, "a:b", _registry.GROUP) for name in openers]
+    monkeypatch.setattr(EntryPoint, "load", lambda point: openers[point.name])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    assert main(["backends", "--format", form, "--nbytes", "4096"]) == 0
+    out = capsys.readouterr().out
+    if form == "json":
+        found = {entry["backend"]: entry for entry in json.loads(out)}
+        assert [found[name]["works"] for name in ("fine", "odd")] == [True, False]
+        assert found["odd"]["why_not"] == said
+    else:
+        assert f"odd ({SUPPORT}): {said}" in out.splitlines()
+        assert out.splitlines()[1].startswith("fine ")
+
+
+def test_what_a_driver_prints_is_no_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes to standard error, so that the JSON stays JSON."""
+
+    def loud(target: str | None = None) -> HostBackend:
+        print("a driver says hello")
+        return HostBackend()
+
+    monkeypatch.setattr(EntryPoint, "load", lambda point: loud)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [EntryPoint("loud", "a:b", _registry.GROUP)])
+    assert main(["backends", "--format", "json", "--no-measure"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)[0]["works"]
+    assert err == "a driver says hello\n"

@@ -233,6 +233,16 @@ def test_a_driver_that_fails_at_open_is_one_error(gpu: FakeGpu) -> None:
         open_cuda()
 
 
+@pytest.mark.parametrize("call", ["cuMemGetInfo", "cuStreamCreate", "Stream.record"])
+def test_a_failed_opening_leaves_nothing_behind(gpu: FakeGpu, call: str) -> None:
+    """Whichever call fails, the stream that was created goes back, and opening again succeeds."""
+    gpu.fail_next[call] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
+        open_cuda()
+    gpu.check_clean()
+    open_cuda().close()
+
+
 def test_a_hung_device_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Close returns in time, fences fail, and the memory is not taken from under the kernel."""
     fake = FakeCuda()

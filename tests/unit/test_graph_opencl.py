@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from async_orch._graph_format import FANIN, TASK
+from async_orch.abc import Buffer
 from async_orch.graph import GraphBuilder, GraphError, ImageCorrupt, KernelTable, OpenCLDispatcher, execute
 from tests.graph_support import REGIONS, SAMPLE_RESULT, Bytes, build_sample, make_table, memory, pool, reseal, set_field
 from tests.unit.test_graph_damage import CASES
@@ -182,3 +183,10 @@ def test_arguments_are_checked(device: GraphDevice) -> None:
     for offset in (-8, 4, 56):
         with pytest.raises(GraphError, match=rf"16 B at offset {offset} must lie at a multiple of 8"):
             device.dispatcher.arguments(image, regions, output, offset)
+
+
+def test_the_types_of_the_arguments_are_those_of_the_arguments(device: GraphDevice) -> None:
+    """One for each, None for a buffer; all graphs here are launched with them."""
+    buffer = device.backend.alloc(64)
+    arguments = device.dispatcher.arguments(buffer, {"workspace": buffer, "output": buffer}, buffer)
+    assert device.dispatcher.argument_types == [None if isinstance(arg, Buffer) else type(arg) for arg in arguments]

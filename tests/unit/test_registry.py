@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -108,6 +109,13 @@ def test_a_broken_entry_point_breaks_no_other(install: Install) -> None:
         open_backend("absent")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     open_backend("host").close()
+
+
+@pytest.mark.parametrize("value", ["", ":", "a_module", "a module:open", "a:b:c"])
+def test_an_entry_point_that_names_no_function_says_so(install: Install, value: str) -> None:
+    """With its text and its package, in place of what `importlib` makes of it."""
+    install(("mine", value, "A.package", open_host))
+    refused("mine", re.escape(f"backend 'mine': its entry point {value!r} (of a-package) is not MODULE:FUNCTION"))
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), asyncio.CancelledError("gone"), GeneratorExit(), Silent("x")])

@@ -1,0 +1,132 @@
+"""OpenCL queues where the driver refuses or fails something: waits are kept, and failures stay with their step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from async_orch.exceptions import DeviceError
+
+cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
+
+from async_orch_backends.opencl import NDRange, OpenCLBackend  # noqa: E402 - after the check for its extra
+from async_orch_backends.opencl import open_backend as open_opencl  # noqa: E402
+
+PATIENCE_S = 30.0
+SOURCE = "kernel void add(global uchar *bytes, int n) { bytes[get_global_id(0)] += n; }"
+
+
+@pytest.fixture
+def backend() -> Iterator[OpenCLBackend]:
+    """The first device."""
+    opened = open_opencl()
+    yield opened
+    opened.close()
+
+
+def _kernel(backend: OpenCLBackend) -> Any:
+    return cl.Kernel(cl.Program(backend.context, SOURCE).build(), "add")
+
+
+def _raw(stream: Any) -> Any:
+    """The queue, without `native`, from which on every fence would be a marker of the driver."""
+    return stream._queue._native
+
+
+@pytest.mark.parametrize("what", ["launch", "copy"])
+def test_what_is_refused_takes_no_wait_with_it(
+    backend: OpenCLBackend, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fence behind a wait and a refused command is done only when what was waited for is."""
+    first, second = backend.create_stream("copy"), backend.create_stream("compute")
+    memory, host = backend.alloc(16), backend.alloc_host(16)
+    gate = cl.UserEvent(backend.context)
+    barrier = cl.enqueue_barrier(_raw(first), wait_for=[gate])
+    first.copy(memory, host, 16)
+    waited_for = first.record()
+    second.wait(waited_for)
+    with pytest.raises(DeviceError):
+        if what == "launch":
+            second.launch(NDRange(_kernel(backend), (16,)), memory)  # an argument is missing
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(cl, "enqueue_copy", _refuse)
+                second.copy(memory, host, 16)
+    fence = second.record()
+    assert not fence.query()
+    second.launch(NDRange(_kernel(backend), (16,)), memory, np.int32(3))
+    last = second.record()
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    last.synchronize(PATIENCE_S)
+    assert waited_for.query()
+    assert fence.query()
+    barrier.wait()
+
+
+def _refuse(*args: Any, **options: Any) -> None:
+    raise cl.LogicError("clEnqueueWriteBuffer failed: INVALID_VALUE")
+
+
+@pytest.mark.parametrize("number", [2**40, "x", 1.5, None, np.float32(2.5)])
+def test_a_number_that_does_not_fit_is_a_device_error(backend: OpenCLBackend, number: Any) -> None:
+    """A kernel that was told its types refuses others by an exception of C++, which names kernel and stream here."""
+    kernel, stream = _kernel(backend), backend.create_stream("compute")
+    kernel.set_scalar_arg_dtypes([None, np.int32])
+    memory = backend.alloc(16)
+    with pytest.raises(DeviceError, match=r"launching kernel 'add' on stream 'compute' failed: .*arg#2"):
+        stream.launch(NDRange(kernel, (16,)), memory, number)
+    with pytest.raises(DeviceError, match="launching kernel 'add' on stream 'compute' failed"):
+        stream.launch(NDRange(kernel, (-1,)), memory, 1)
+    stream.synchronize(PATIENCE_S)
+
+
+@pytest.mark.parametrize("when", ["it was over", "it was pending"])
+def test_a_step_that_begins_behind_a_failed_command_begins_well(backend: OpenCLBackend, when: str) -> None:
+    """The failed command is the last one of the queue, and so marks the place; its failure is not that of the place."""
+    stream, memory, host = backend.create_stream("compute"), backend.alloc(16), backend.alloc_host(16)
+    gate = cl.UserEvent(backend.context)
+    barrier = cl.enqueue_barrier(_raw(stream), wait_for=[gate])  # kept: PoCL 3.0 aborts if it is dropped before
+    stream.copy(memory, host, 16)
+    failed = stream.record()
+    started = stream.begin() if when == "it was pending" else None
+    assert not failed.query()
+    gate.set_status(cl.status_code.OUT_OF_RESOURCES)
+    with pytest.raises(DeviceError):
+        failed.synchronize(PATIENCE_S)
+    if started is None:
+        started = stream.begin()
+    started.synchronize(PATIENCE_S)
+    assert started.error is None
+    assert stream.record().error is None
+    assert barrier.command_execution_status < 0
+
+
+def test_a_flush_that_fails_is_a_device_error(backend: OpenCLBackend) -> None:
+    """What the driver says then is an error of ours too, with the stream's name."""
+    stream, memory, host = backend.create_stream("copy"), backend.alloc(16), backend.alloc_host(16)
+    queue: Any = stream
+    native = _raw(stream)
+
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(native, name)
+
+        def flush(self) -> None:
+            raise cl.RuntimeError("clFlush failed: OUT_OF_HOST_MEMORY")
+
+    class Forwarding:
+        @staticmethod
+        def enqueue_copy(queue: Any, *args: Any, **options: Any) -> Any:
+            return cl.enqueue_copy(native, *args, **options)
+
+        Error = cl.Error
+
+    inner = queue._queue
+    inner._native, inner._cl = Refusing(), Forwarding()
+    with pytest.raises(DeviceError, match="flushing stream 'copy' failed: clFlush failed: OUT_OF_HOST_MEMORY"):
+        stream.copy(memory, host, 16)
+    inner._native, inner._cl = native, cl
+    stream.synchronize(PATIENCE_S)
