@@ -241,6 +241,10 @@ class StreamWorker:
                 fence.synchronize(_PROBE_S)
             except TimeoutError:
                 continue
+            except Exception:
+                if not fence.query():
+                    raise
+                return  # it failed, which is read from its error wherever it is first seen
 
     def _pause_until(self, end_ns: int) -> None:
         """Let ``end_ns`` of CLOCK_MONOTONIC pass, unless the stream stops. Never returns early otherwise."""

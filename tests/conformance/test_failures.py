@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from async_orch_backends._software_backend import SoftwareBackend
 from async_orch_backends.sim import SimBackend
@@ -122,3 +124,30 @@ def test_an_interrupt_in_a_borrowed_thread_reaches_its_owner(loop: VirtualClockL
     stream.isolate()
     stream.synchronize()
     virtual.close()
+
+
+class WatchedFence(ManualFence):
+    """Cannot notify, and tells when somebody blocks on it."""
+
+    def __init__(self) -> None:
+        super().__init__(notifies=False)
+        self.entered = threading.Event()
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        self.entered.set()
+        super().synchronize(timeout_s)
+
+
+def test_a_fence_from_elsewhere_fails_in_the_same_words_whenever_it_does(threaded: SoftwareBackend) -> None:
+    """Whether the stream's thread was blocked on it, which raises, or saw it done: the error says what it was."""
+    for is_blocked_on in (True, False):
+        stream, fence = threaded.create_stream("compute"), WatchedFence()
+        if is_blocked_on:
+            stream.wait(fence)
+            assert fence.entered.wait(PATIENCE_S)
+            fence.finish(RuntimeError("elsewhere"))
+        else:
+            fence.finish(RuntimeError("elsewhere"))
+            stream.wait(fence)
+        with pytest.raises(DeviceError, match=r"^the fence waited for failed: RuntimeError: elsewhere$"):
+            stream.synchronize(PATIENCE_S)
