@@ -7,10 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_orch.analysis import FIGURES, MISSING, Scanner, StepFrame, Summary, _distributions, _table, summarize_frames
+from async_orch.analysis import (
+    FIGURES,
+    MISSING,
+    Scanner,
+    StepFrame,
+    Summary,
+    _at_p50,
+    _distributions,
+    _table,
+    summarize_frames,
+)
 from async_orch.analysis._clock import kinds_on_host_clock
 from async_orch.analysis._columns import JoinedRows, LineRows, StepRows, added, between, chosen, known_of, rate
 from async_orch.analysis._table import FIGURE_FIELDS
+from async_orch.analysis._timeline import device_time, step_intervals
 from async_orch.logs import StepRecord
 from tests.unit.step_records import step_record
 
@@ -73,7 +84,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_parts_have_the_figures_of_the_whole() -> None:
     """Part by part, steps have the figures that they have together, also where one part tells of another's clock."""
-    runs = [StepRows(run) for run in _frame(_steps()).split(lambda kind: kind.run_id).values()]
+    frame = _frame(_steps())
+    assert {frame.column(name).dtype for name in FIGURE_FIELDS} == {np.dtype(np.int64)}
+    runs = [StepRows(run) for run in frame.split(lambda kind: kind.run_id).values()]
     rows = JoinedRows(runs)
     parts = list(rows.parts())
     assert len(parts) > 9
@@ -154,3 +167,48 @@ def test_arithmetic_of_columns_is_that_of_a_loop(first: list[int], second: list[
     assert known_of(a).tolist() == [value for value in first if value != MISSING]
     assert chosen(a, np.array(mask)).tolist() == [value for value, wanted in zip(first, mask, strict=True) if wanted]
     assert (a.tolist(), b.tolist()) == (first, second)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "window_ns", "busy_ns"),
+    [
+        ([(0, 100), (10, 5)], 100, 100),
+        ([(0, 100), (10, 5), (50, 60)], 110, 110),
+        ([(50, 60), (10, 5), (0, 100)], 110, 110),
+        ([(0, 10), (10, 5), (20, 5)], 25, 20),
+        ([(0, 10), (None, 5), (20, None), (30, 1)], 31, 11),
+    ],
+)
+def test_kernels_that_overlap_count_once(
+    kernels: list[tuple[int | None, int | None]], window_ns: int, busy_ns: int
+) -> None:
+    """Also one inside another, in whatever order they are logged; those without a start or a length do not count."""
+    steps = [
+        step_record(seq=seq, device_start_ns=start_ns, device_ns=length_ns)
+        for seq, (start_ns, length_ns) in enumerate(kernels)
+    ]
+    rows = StepRows(_frame(steps))
+    assert device_time([rows]) == (window_ns, busy_ns)
+    parts = [StepRows(_frame([step])) for step in steps]
+    assert device_time(parts) == (window_ns, busy_ns)
+    assert device_time(parts[:1]) is None
+
+
+def test_intervals_go_to_the_group_of_the_step_that_ends_them() -> None:
+    """Steps of two groups take turns, and the end of one is not known."""
+    ends = [(0, 10), (1, 30), (0, None), (1, 31), (0, 100)]
+    groups: list[list[StepRecord]] = [[], []]
+    for seq, (group, end_ns) in enumerate(ends):
+        groups[group].append(step_record(seq=seq, accept_ns=0, total_ns=end_ns))
+    assert [found.tolist() for found in step_intervals([StepRows(_frame(steps)) for steps in groups])] == [
+        [69],
+        [20, 1],
+    ]
+
+
+@given(st.lists(st.just(MISSING) | st.integers(0, 5), max_size=30))
+def test_the_step_at_the_p50_is_the_one_that_a_stable_sort_puts_there(values: list[int]) -> None:
+    """Of steps that have the same value too; none if no step has one."""
+    rows = sorted((row for row, value in enumerate(values) if value != MISSING), key=lambda row: values[row])
+    expected = rows[(len(rows) + 1) // 2 - 1] if rows else None
+    assert _at_p50._step_at_p50(np.array(values, np.int64)) == expected

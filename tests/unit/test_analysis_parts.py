@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import msgspec
+import numpy as np
 import pytest
 
-from async_orch.analysis import MAX_LINE_NBYTES, LogFrames, Scanner, StepFrame, _parts, read_frames
+from async_orch.analysis import MAX_LINE_NBYTES, LogFrames, Scanner, StepFrame, _parts, _sort, read_frames
 from async_orch.analysis._part_file import received, send
 from async_orch.logs import encode_line
 from tests.unit.step_records import REPORT_LINE, step_record
@@ -135,10 +136,11 @@ def test_a_part_of_no_number_of_ours_is_not_taken(tmp_path: Path) -> None:
         b"",
         b"\n\n\n",
         b"x" * (MAX_LINE_NBYTES + 9) + b"\n",
+        b"x" * (2 * MAX_LINE_NBYTES + 9) + b"\n",
         b"x" * (1 << 19) + b"\n",
         encode_line(step_record(bubble_ns=-5)),
     ],
-    ids=["nothing", "blank", "too long", "long", "other"],
+    ids=["nothing", "blank", "too long", "far too long", "long", "other"],
 )
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 def test_reading_in_place_is_feeding(
@@ -149,7 +151,7 @@ def test_reading_in_place_is_feeding(
     monkeypatch.setattr(_parts, "_PART_NBYTES", 3 << 20)
     monkeypatch.setattr(_parts, "cores", lambda: 2)
     lines = [encode_line(step_record(seq=seq, build_ns=seq * 37)) for seq in range(7000)]
-    lines[4500:4500] = [between]
+    lines[500:500] = [between]
     text = b"".join(lines).replace(b"\n", line_end)
     log = tmp_path / "run.jsonl"
     log.write_bytes(text)
@@ -351,3 +353,11 @@ def test_many_logs_keep_few_descriptors(divided_log: Path, monkeypatch: pytest.M
     frames = read_frames(divided_log, divided_log)
     assert asked == [True, False]
     assert (frames.reading.steps, frames.reading.skipped) == (1500, {"duplicate": 1500})
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 100, _sort._NEAR_NBYTES - 1, _sort._NEAR_NBYTES, 10_000])
+def test_whole_lines_end_with_the_last_line_end(nbytes: int) -> None:
+    """They are found near the end or far from it; without a line end there are none."""
+    for text in (b"", b"x", b"\n", b"ab\n", b"a\nb\n", b"y" * 9000 + b"\n"):
+        codes = np.frombuffer(text + b"x" * nbytes, np.uint8)
+        assert _sort._whole_lines(codes) == text.rfind(b"\n") + 1

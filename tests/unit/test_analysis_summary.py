@@ -36,14 +36,13 @@ def plain_percentile(values: list[int], percent: int) -> int:
     raise AssertionError("no values")
 
 
-@pytest.mark.parametrize("most", [9, 2**40])
-@pytest.mark.parametrize("count", [997, 5000, 20_001])
-def test_percentiles_of_many_values_are_those_of_sorted_ones(count: int, most: int) -> None:
+def test_percentiles_of_many_values_are_those_of_sorted_ones() -> None:
     """In columns that are too long to be sorted on the way, each percentile is at its rank."""
-    values = [random.Random(count).randrange(most) for _ in range(count)]
-    ordered = sorted(values)
-    for is_scratch in (False, True):
-        found = distribution(np.array(values), is_scratch=is_scratch)
+    for count in range(300, 3000, 27):
+        chance = random.Random(count)
+        values = [chance.randrange(2**40) for _ in range(count)]
+        ordered = sorted(values)
+        found = distribution(np.array(values))
         assert found is not None
         assert [found.p50, found.p90, found.p99] == [ordered[math.ceil(p * count / 100) - 1] for p in (50, 90, 99)]
 

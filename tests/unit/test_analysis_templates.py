@@ -341,11 +341,21 @@ def test_a_template_that_fits_nothing_any_more_is_forgotten() -> None:
 def test_of_two_records_of_a_step_the_first_counts_however_the_bytes_come(nbytes: int) -> None:
     """A record behind a prefix stands where it stood in the log, before a later one that has a line to itself."""
     first = b"[worker 3] " + encode_line(step_record(seq=0, build_ns=1000))
-    between = encode_lines([step_record(seq=seq) for seq in range(1, 20)])
+    between = encode_lines([step_record(seq=seq) for seq in range(1, 400)])
     frames = fed(b"start\n" + first + between + b"noise\n" + encode_line(step_record(seq=0, build_ns=999)), nbytes)
-    assert frames.steps.column("seq").tolist() == list(range(20))
+    assert frames.steps.column("seq").tolist() == list(range(400))
     assert frames.steps.column("build_ns")[0] == 1000
     assert frames.reading.skipped == {"foreign": 2, "duplicate": 1}
+
+
+def test_records_that_are_added_between_lines_stay_between_them() -> None:
+    """A record that was read already stands in front of the lines that are fed after it, read by templates or not."""
+    steps = [step_record(seq=seq) for seq in range(400)]
+    scanner = Scanner()
+    scanner.feed(encode_lines(steps[:1]))
+    scanner.add(steps[1:2])
+    scanner.feed(encode_lines(steps[2:]))
+    assert scanner.frames().steps.column("seq").tolist() == list(range(400))
 
 
 @pytest.mark.parametrize("nbytes", [100, 1 << 20])
