@@ -27,7 +27,7 @@ from async_orch.analysis._table import (
     figures_of,
 )
 from async_orch.analysis._texts import MAX_TEXT_NBYTES, Texts
-from async_orch.analysis._words import MAX_STRING_NBYTES, Places, Text
+from async_orch.analysis._words import MAX_STRING_NBYTES, Mask, Places, Text
 
 __all__ = ["Lines", "Template", "record_of"]
 
@@ -161,7 +161,20 @@ class Template:
         fits = np.all(text.plain_strings(starts[self._strings], ends[self._strings]), axis=0)
         for row in self._values:
             fits[fits] = _are_values(text, starts[row, fits], ends[row, fits])
-        starts, ends = starts[self._integers], ends[self._integers]
+        values = self._integers_at(text, starts[self._integers], ends[self._integers], fits)
+        values = values[self._figures]
+        if not fits.all():
+            chosen, values = chosen[fits], values[:, fits]
+        columns = columns[:, : len(chosen)]
+        columns[self._missing] = MISSING
+        columns[self._columns] = values
+        return chosen
+
+    def _integers_at(self, text: Text, starts: Places, ends: Places, fits: Mask) -> npt.NDArray[np.int64]:
+        """The integers from `starts` to `ends`, `MISSING` for null; clears `fits` where neither may be there.
+
+        Changes `starts` and `ends`.
+        """
         first = text.bytes_at(starts)
         nulls = first == ord("n")
         some_null = bool(nulls.any())
@@ -180,13 +193,7 @@ class Template:
             values[row][sign] *= -1
         if some_null:
             values[nulls] = MISSING
-        values = values[self._figures]
-        if not fits.all():
-            chosen, values = chosen[fits], values[:, fits]
-        columns = columns[:, : len(chosen)]
-        columns[self._missing] = MISSING
-        columns[self._columns] = values
-        return chosen
+        return values
 
     def _text_places(self, lines: Lines, chosen: npt.NDArray[np.intp], count: int) -> Places:
         """Where the first texts begin, if the lines have this form: at the line's start, and behind what differs."""
@@ -205,7 +212,7 @@ def record_of(line: bytes) -> Any:
         return None
 
 
-def _are_values(text: Text, starts: Places, ends: Places) -> npt.NDArray[np.bool_]:
+def _are_values(text: Text, starts: Places, ends: Places) -> Mask:
     """Where the text from `starts` to `ends` is one value of JSON."""
     found = text.are_null(starts, ends)
     others = np.flatnonzero(~found)

@@ -181,7 +181,7 @@ class Text:
     def plain_strings(self, starts: Places, ends: Places) -> Mask:
         """Where the text from `starts` to `ends` needs no escape in a string.
 
-        It has up to `MAX_STRING_NBYTES` bytes, all of them printable ASCII, and neither quote nor backslash.
+        It has up to `MAX_STRING_NBYTES` bytes, all of them ASCII from the space on, and neither quote nor backslash.
         """
         widths = ends - starts
         first = _STRING_WORDS[: -(-int(widths.max(initial=0)) // _WORD_NBYTES)]
