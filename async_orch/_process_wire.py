@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -155,7 +156,8 @@ class Channel(Generic[MessageT]):
         except ConnectionError as exc:
             # A Unix socket is reset, and not just closed, if the other end had something that it did not read.
             raise Closed(unread=isinstance(exc, ConnectionResetError)) from exc
-        try:
+        with ExitStack() as undo:
+            undo.callback(_close_all, descriptors)
             if not data:
                 raise Closed
             if flags & socket.MSG_CTRUNC:
@@ -166,15 +168,18 @@ class Channel(Generic[MessageT]):
                     body = file.read()
             else:
                 body = data[1:]
-            return self._decoder.decode(body), descriptors
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
+            message = self._decoder.decode(body)
+            undo.pop_all()
+        return message, descriptors
 
     def close(self) -> None:
         """Close this end. Idempotent."""
         self._socket.close()
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _write_all(file: int, body: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from async_orch._allocation import give_back, touched
@@ -73,14 +74,12 @@ class SlotMemory:
     def allocate_device(self, backend: Backend, sizes: SlotSizes) -> int:
         """Allocate and touch the device parts, all or nothing. Returns the number of allocations."""
         fresh: dict[str, Buffer] = {}
-        try:
+        with ExitStack() as undo:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
                 if nbytes:
                     fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
-        except BaseException:
-            for buffer in fresh.values():
-                give_back(buffer)
-            raise
+                    undo.callback(give_back, fresh[part])
+            undo.pop_all()
         self.free_device()
         for part, buffer in fresh.items():
             setattr(self, part, buffer)
@@ -91,12 +90,11 @@ class SlotMemory:
         """Allocate what is too small anew, and free the old only then; on failure nothing has changed."""
         larger = SlotMemory()
         wanted = SlotSizes(*(new if new > old else 0 for new, old in zip(sizes, self.sizes, strict=True)))
-        try:
+        with ExitStack() as undo:
+            undo.callback(larger.free)
             larger.allocate_host(backend, wanted)
             larger.allocate_device(backend, wanted)
-        except BaseException:
-            larger.free()
-            raise
+            undo.pop_all()
         for part in ("image", "workspace", "feed", "output", "feed_host", "output_host"):
             buffer, old = getattr(larger, part), getattr(self, part)
             if buffer is not None:

@@ -3,6 +3,9 @@
 A driver's queue can wait for an event of the same driver, not for a fence of another backend or of the caller. What is
 enqueued behind such a fence is kept here, in order, and given to the driver when the fence is done. So enqueueing
 never blocks, and if the fence failed, the work behind it is skipped up to the next isolation.
+
+One file, though a long one: what is given at once, what is held back and closing look at the same state under one lock,
+and each is only right together with the others.
 """
 
 from __future__ import annotations

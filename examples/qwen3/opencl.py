@@ -20,7 +20,7 @@ from examples.qwen3.decode_graph import REGIONS
 from examples.qwen3.program import DecodeOutput, Qwen3Decode
 from examples.qwen3.schedule import DecodeStep
 
-__all__ = ["OpenCLDecode", "operations"]
+__all__ = ["OpenCLDecode", "graph_kernel", "operations"]
 
 
 def operations(*files: str) -> str:
@@ -30,6 +30,15 @@ def operations(*files: str) -> str:
 
 _NOTHING_NBYTES: Final = 256
 _COMPILE_TIMEOUT_S: Final = 120.0
+
+
+def graph_kernel(dispatcher: OpenCLDispatcher, device: Device) -> NDRange:
+    """The kernel that walks a graph in the device's memory, compiled for it."""
+    stream: Any = device.compute_stream
+    program = pyopencl.Program(stream.context, dispatcher.source).build()
+    kernel = pyopencl.Kernel(program, dispatcher.kernel_name)
+    kernel.set_scalar_arg_dtypes(dispatcher.argument_types)
+    return NDRange(kernel, dispatcher.size, dispatcher.size)
 
 
 class OpenCLDecode(Qwen3Decode):
@@ -50,11 +59,7 @@ class OpenCLDecode(Qwen3Decode):
     def open(self, device: Device) -> None:
         """Bring the model there, and compile the dispatcher with its operations for the device, to the last step."""
         super().open(device)
-        stream: Any = device.compute_stream
-        program = pyopencl.Program(stream.context, self.dispatcher.source).build()
-        kernel = pyopencl.Kernel(program, self.dispatcher.kernel_name)
-        kernel.set_scalar_arg_dtypes(self.dispatcher.argument_types)
-        self._graph_kernel = NDRange(kernel, self.dispatcher.size, self.dispatcher.size)
+        self._graph_kernel = graph_kernel(self.dispatcher, device)
         self._launch_once(device)
 
     def _launch_once(self, device: Device) -> None:

@@ -6,15 +6,12 @@ Needs pyopencl and a driver: ``pip install 'async-orch[opencl]'``, or ``async-or
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
-
-import pyopencl
-from async_orch_backends.opencl import NDRange
+from typing import TypeVar
 
 from async_orch import Device, Slot
 from async_orch.abc import ByteArray, Stream
 from async_orch.graph import OpenCLDispatcher
-from examples.qwen3.opencl import operations
+from examples.qwen3.opencl import graph_kernel, operations
 from examples.qwen3.paged import PagedModel
 from examples.qwen3.paged_programs import Owner, PagedDecode, PagedPrefill, PagedProgram
 from examples.qwen3.paged_steps import FROM_DEVICE, FROM_FEED, TILE, BatchOutput, DecodeBatch, PrefillBatch
@@ -48,14 +45,11 @@ class _OpenCLProgram(PagedProgram[BatchT]):
     def open(self, device: Device) -> None:
         """Bring the model there, compile the kernel, and run it once: a kernel's first run takes far longer."""
         super().open(device)
-        stream: Any = device.compute_stream
-        program = pyopencl.Program(stream.context, self.dispatcher.source).build()
-        kernel = pyopencl.Kernel(program, self.dispatcher.kernel_name)
-        kernel.set_scalar_arg_dtypes(self.dispatcher.argument_types)
-        self._kernel = NDRange(kernel, self.dispatcher.size, self.dispatcher.size)
+        self._kernel = graph_kernel(self.dispatcher, device)
         # The state is all zeros yet, which is no image: the kernel says so, in a cache that is still empty, and ends.
         resident = self.owner.resident
         regions = {name: resident.get(name, resident["kv"]) for name in self.graphs.region_nbytes}
+        stream = device.compute_stream
         stream.launch(self._kernel, *self.dispatcher.arguments(resident["state"], regions, resident["kv"]))
         stream.record().synchronize(_FIRST_RUN_TIMEOUT_S)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from async_orch import Orchestrator, StepHandle, _opening
@@ -106,13 +107,17 @@ def assert_no_tasks() -> None:
     assert not others, others
 
 
+def _nothing() -> None:
+    pass
+
+
 async def eventually(condition: Callable[[], object], ticks: int = 10_000) -> None:
     """Let the loop turn until ``condition()`` holds; for things that happen on threads."""
     for _ in range(ticks):
         if condition():
             return
-        await asyncio.sleep(0)
-        time.sleep(0)  # noqa: ASYNC251 - gives the GIL to the thread that we wait for
+        # The loop waits for a thread, so that the one that the condition waits for gets the GIL as well.
+        await anyio.to_thread.run_sync(_nothing)
     raise AssertionError("it never came true")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from anyio.lowlevel import checkpoint
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,16 +24,20 @@ __all__ = ["NAME", "Running", "client", "deaf", "raw", "running", "until"]
 NAME = "hash"
 
 
+def _nothing() -> None:
+    pass
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let all other tasks run until the condition holds.
 
-    Each turn offers the GIL: a loop that never waits gives it up every 5 ms only, and a step on a device of threads
-    takes several hand-overs.
+    Each turn waits for a thread: a loop that never waits gives the GIL up every 5 ms only, and a step on a device of
+    threads takes several hand-overs.
     """
     with anyio.fail_after(20):
         while not condition():
             await checkpoint()
-            time.sleep(0)  # noqa: ASYNC251 - see above
+            await anyio.to_thread.run_sync(_nothing)
 
 
 class Running:
