@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from async_orch.analysis._compare import Change, Comparison, GroupComparison, compare
     from async_orch.analysis._consistency import StepContradictions
     from async_orch.analysis._estimate import Estimate, EstimateError, StepSizes, estimate
+    from async_orch.analysis._fields import MISSING, Kind
     from async_orch.analysis._figures import FIGURES
     from async_orch.analysis._frames import StepFrame
     from async_orch.analysis._limits import Finding, Limit, LimitError, check, limits_from
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
         summarize,
         summarize_frames,
     )
-    from async_orch.analysis._table import MISSING, Kind
     from async_orch.analysis._trace import MAX_TRACE_STEPS, TraceExtent, chrome_trace, strace_lines
     from async_orch.analysis._verdict import Verdict
     from async_orch.analysis._whatif import Prediction, WhatIf, WhatIfError, whatif
@@ -153,14 +153,14 @@ _HOME = {
     "Group": "_summary",
     "GroupComparison": "_compare",
     "GroupName": "_summary",
-    "Kind": "_table",
+    "Kind": "_fields",
     "Limit": "_limits",
     "LimitError": "_limits",
     "LogFrames": "_log_frames",
     "LogReader": "_reader",
     "MAX_LINE_NBYTES": "_lines",
     "MAX_TRACE_STEPS": "_trace",
-    "MISSING": "_table",
+    "MISSING": "_fields",
     "Overlap": "_overlap",
     "PhaseSummary": "_spans",
     "Prediction": "_whatif",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from async_orch.analysis._columns import Rows, known_of
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._percentiles import rank_index
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["h2d_at_p50", "sm_nbytes_range"]
 

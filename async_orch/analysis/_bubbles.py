@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from async_orch.analysis._clock import host_clock
+from async_orch.analysis._fields import MISSING
 from async_orch.analysis._frames import StepFrame
-from async_orch.analysis._table import MISSING
 
 __all__ = ["Bubble", "longest_bubbles"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._fields import MISSING, Kind
 from async_orch.analysis._frames import StepFrame
-from async_orch.analysis._table import MISSING, Kind
 
 __all__ = ["host_clock", "host_clock_kinds", "kinds_on_host_clock"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._clock import host_clock_kinds
+from async_orch.analysis._fields import FIGURE_FIELDS, MISSING, Column, Kind
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
-from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Column, Kind
 from async_orch.logs import HostOrch
 
 __all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "known_of"]

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._columns import JoinedRows, Rows
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._figures import SPECS, Spec
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._percentiles import rank_index
 from async_orch.analysis._summary import GroupName, RunPart, step_parts
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["Change", "Comparison", "GroupComparison", "Word", "compare"]
 

@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._shown import shown
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["NO_CONTRADICTIONS", "StepContradictions", "step_contradictions"]
 

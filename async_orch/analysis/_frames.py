@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._table import FIGURE_FIELDS, MISSING, Block, Column, Kind
+from async_orch.analysis._fields import FIGURE_FIELDS, MISSING, Column, Kind
+from async_orch.analysis._table import Block
 
 __all__ = ["StepFrame"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from async_orch.analysis._columns import Rows, known_of
+from async_orch.analysis._fields import Column
 from async_orch.analysis._percentiles import exact_sum
-from async_orch.analysis._table import Column
 
 __all__ = ["Overlap", "Workers", "overlap_of", "workers_of"]
 

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._table import FIGURE_FIELDS, Block, HeldColumn
+from async_orch.analysis._fields import FIGURE_FIELDS, HeldColumn
+from async_orch.analysis._table import Block
 
 __all__ = ["PartHeader", "PartRead", "received", "send"]
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from async_orch.analysis._clock import host_clock
 from async_orch.analysis._columns import added, known_of
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._percentiles import distribution
 from async_orch.analysis._stages import DEVICE_STAGES, STAGES, in_use, lanes, stage_times
-from async_orch.analysis._table import MISSING, Column
 from async_orch.analysis._units import duration
 
 __all__ = ["RunCharts", "charts_of"]

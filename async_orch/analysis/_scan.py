@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from async_orch.analysis._consistency import step_contradictions
+from async_orch.analysis._fields import Kind
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._markers import anchors_of
@@ -16,7 +17,6 @@ from async_orch.analysis._part_file import PartHeader, PartRead
 from async_orch.analysis._parts import Division, Part, divided
 from async_orch.analysis._sort import Sorter
 from async_orch.analysis._sources import Source, chunks, opened
-from async_orch.analysis._table import Kind
 from async_orch.analysis._unique import first_of_each_step
 
 __all__ = ["Scanner", "read_frames"]

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._columns import LineRows
+from async_orch.analysis._fields import Figures
 from async_orch.analysis._lines import MAX_LINE_NBYTES, LineSplitter
 from async_orch.analysis._markers import BindPhase, ClockAnchor, Span
 from async_orch.analysis._pieces import DECODE_ERRORS, PieceReader, Record
 from async_orch.analysis._spans import PhaseFrame, SpanFrame
-from async_orch.analysis._table import Figures, StepTable
+from async_orch.analysis._table import StepTable
 from async_orch.analysis._templates import TemplateRows, Templates
 from async_orch.logs import HostOrch, StepRecord
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from async_orch.analysis._fields import Column
 from async_orch.analysis._markers import BindPhase, Span
 from async_orch.analysis._percentiles import Distribution, distribution
-from async_orch.analysis._table import Column
 
 __all__ = [
     "CONTROL_PLANE",

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._columns import added
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["DEVICE_STAGES", "STAGES", "in_use", "lanes", "stage_times"]
 

@@ -14,6 +14,7 @@ from async_orch.analysis._at_p50 import h2d_at_p50, sm_nbytes_range
 from async_orch.analysis._clock import host_clock_kinds
 from async_orch.analysis._columns import JoinedRows, Rows, StepRows
 from async_orch.analysis._distributions import distributions
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._figures import FIGURES, LINE_FIGURES
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
@@ -24,7 +25,6 @@ from async_orch.analysis._reading import Reading
 from async_orch.analysis._scan import Scanner, read_frames
 from async_orch.analysis._sources import Source
 from async_orch.analysis._spans import PhaseSummary, SpanGroup, summarize_phases, summarize_spans
-from async_orch.analysis._table import MISSING, Column
 from async_orch.analysis._timeline import device_time, step_intervals
 from async_orch.analysis._unique import missing_steps
 from async_orch.analysis._verdict import Verdict, verdict_of

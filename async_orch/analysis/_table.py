@@ -10,39 +10,27 @@ import contextlib
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.logs import FIELDS, SCHEMAS_READ, StepRecord
+from async_orch.analysis._fields import (
+    BOUNDS,
+    FIGURE_FIELDS,
+    KIND_FIELDS,
+    MAX_PID,
+    MISSING,
+    Column,
+    Figures,
+    HeldColumn,
+    Kind,
+    fitted,
+)
+from async_orch.logs import SCHEMAS_READ, StepRecord
 
-__all__ = [
-    "FIGURE_FIELDS",
-    "KIND_FIELDS",
-    "MISSING",
-    "OPTIONAL_FIGURES",
-    "SIGNED_FIGURES",
-    "Block",
-    "Column",
-    "Figures",
-    "HeldColumn",
-    "Kind",
-    "StepTable",
-    "figures_of",
-]
-
-MISSING: Final = -(2**63)
-"""Stands for a figure that a step does not have; no figure can have this value."""
-
-Column: TypeAlias = npt.NDArray[np.int64]
-HeldColumn: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-"""A column as it is kept: in 32 bits where they are enough, and once where all values are the same."""
-
-_COUNT_FIELDS: Final = ("seq", "after", "slot", "generation", "alloc_count", "in_flight", "on_device")
-FIGURE_FIELDS: Final = tuple(name for name in FIELDS if name.endswith(("_ns", "_nbytes")) or name in _COUNT_FIELDS)
-"""Fields of a `StepRecord` that are integers, in its order: the columns."""
+__all__ = ["Block", "StepTable"]
 
 _BLOCK_ROWS: Final = 1 << 14
 _SHORT: Final = np.iinfo(np.int32)
@@ -50,54 +38,6 @@ _MAX_KINDS: Final = 1 << 16
 _MAX_HALVES: Final = 256
 _REFUSED: Final = -1  # in place of a kind's number: it cannot be, or is one more than are told apart
 _UNKNOWN_SCHEMA: Final = -2
-_DAMAGED: Final = 2**63 - 1  # stands for a figure that does not fit 64 bits, until its row is dropped
-
-
-class Kind(NamedTuple):
-    """What the steps of a kind share; the fields of `StepRecord` of these names."""
-
-    run_id: str
-    pid: int
-    host: str
-    device: str
-    program: str
-    event: str
-    cold_reason: str | None
-    device_clock: str | None
-    h2d_split: str | None
-
-
-KIND_FIELDS: Final = ("schema", *Kind._fields)
-"""Fields of a `StepRecord` that tell which `Kind` it is, and whether it can be one."""
-
-
-def _bounds(name: str) -> tuple[int, int]:
-    """Least and most of a figure, as `StepRecord` states them."""
-    if name == "bubble_ns":
-        return -(2**53), 2**53
-    return 0, 2**62 if name in _COUNT_FIELDS or name.endswith(("_start_ns", "submit_ns", "accept_ns")) else 2**53
-
-
-_PLAIN_TYPES: Final = get_type_hints(StepRecord)  # without the bounds, which are checked by column
-_MAX_PID: Final = 2**62  # the bound of a count, see `StepRecord`
-_BOUNDS: Final = np.array([_bounds(name) for name in FIGURE_FIELDS], np.int64)
-OPTIONAL_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _PLAIN_TYPES[name] is not int)
-"""Those of `FIGURE_FIELDS` that may be null."""
-SIGNED_FIGURES: Final = frozenset(name for name in FIGURE_FIELDS if _bounds(name)[0] < 0)
-"""Those of `FIGURE_FIELDS` that may be negative."""
-
-_LATER_FIELDS: Final = {field.name for field in msgspec.structs.fields(StepRecord) if not field.required}
-
-Figures: Final[Any] = msgspec.defstruct(
-    "Figures",
-    [
-        (name, _PLAIN_TYPES[name], None) if name in _LATER_FIELDS else (name, _PLAIN_TYPES[name])
-        for name in FIELDS
-        if name in (*FIGURE_FIELDS, *KIND_FIELDS)
-    ],
-    gc=False,
-)
-"""A `StepRecord` without the texts that no figure depends on (``attrs``, ``error``, ...): read in half the time."""
 
 
 class Block(NamedTuple):
@@ -153,7 +93,7 @@ class _KindNumbers(dict[tuple[Any, ...], int]):
         schema, *kind = key
         number = _UNKNOWN_SCHEMA
         if schema in SCHEMAS_READ:
-            number = self.number(tuple(kind)) if 0 <= Kind(*kind).pid <= _MAX_PID else _REFUSED
+            number = self.number(tuple(kind)) if 0 <= Kind(*kind).pid <= MAX_PID else _REFUSED
         if len(self) < 2 * _MAX_KINDS:
             self[key] = number
         return number
@@ -248,7 +188,7 @@ class StepTable:
         self._place_pending()
         for column, index in enumerate(layout.figures):
             values = map(itemgetter(index), rows)
-            self._open[column, place] = [MISSING if value is None else _fitted(value) for value in values]
+            self._open[column, place] = [MISSING if value is None else fitted(value) for value in values]
 
     def _place_pending(self) -> None:
         """Turn the rows that wait for it into columns; they end where `_filled` is."""
@@ -270,9 +210,9 @@ class StepTable:
         wanted = int(np.count_nonzero(kinds != _UNKNOWN_SCHEMA))
         good = kinds >= 0
         low, high = values.min(axis=1), values.max(axis=1)
-        suspect = (high > _BOUNDS[:, 1]) | ((low < _BOUNDS[:, 0]) & (high != MISSING))
+        suspect = (high > BOUNDS[:, 1]) | ((low < BOUNDS[:, 0]) & (high != MISSING))
         for column in np.flatnonzero(suspect):
-            figures, (least, most) = values[column], _BOUNDS[column]
+            figures, (least, most) = values[column], BOUNDS[column]
             good &= (figures <= most) & ((figures >= least) | (figures == MISSING))
         kept = int(np.count_nonzero(good))
         self.invalid += wanted - kept
@@ -306,16 +246,6 @@ class StepTable:
 
 def _empty_block(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     return np.empty((len(FIGURE_FIELDS), rows), np.int64), np.empty(rows, np.int32)
-
-
-def figures_of(record: Any) -> list[int]:
-    """The figures of a `Figures`, in the order of the columns."""
-    values = (getattr(record, name) for name in FIGURE_FIELDS)
-    return [MISSING if value is None else _fitted(value) for value in values]
-
-
-def _fitted(value: int) -> int:
-    return value if -(2**63) < value < 2**63 else _DAMAGED
 
 
 def _compact(values: Column, low: int, high: int) -> HeldColumn:

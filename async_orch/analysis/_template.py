@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from async_orch.analysis._table import (
+from async_orch.analysis._fields import (
     FIGURE_FIELDS,
     KIND_FIELDS,
     MISSING,

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_orch.analysis._fields import FIGURE_FIELDS, figures_of
 from async_orch.analysis._memory import keep_freed
-from async_orch.analysis._table import FIGURE_FIELDS, figures_of
 from async_orch.analysis._template import Lines, Template, record_of
 from async_orch.analysis._words import Text
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from async_orch.analysis._columns import JoinedRows, Rows, chosen
-from async_orch.analysis._table import MISSING, Column
+from async_orch.analysis._fields import MISSING, Column
 
 __all__ = ["device_time", "step_intervals"]
 

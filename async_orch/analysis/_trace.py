@@ -19,11 +19,11 @@ import numpy as np
 
 from async_orch.analysis._clock import host_clock
 from async_orch.analysis._columns import added
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._shown import shown_json
 from async_orch.analysis._stages import DEVICE_STAGES, STAGES, in_use, lanes, stage_times
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["MAX_TRACE_STEPS", "TraceExtent", "chrome_trace", "strace_lines"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from async_orch.analysis._columns import Rows, chosen, known_of
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._percentiles import exact_sum
-from async_orch.analysis._table import MISSING, Column
 from async_orch.analysis._units import duration, share, size
 
 __all__ = ["Verdict", "verdict_of"]

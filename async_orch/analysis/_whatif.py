@@ -11,13 +11,13 @@ import numpy as np
 
 from async_orch.analysis._clock import host_clock
 from async_orch.analysis._columns import Rows, StepRows, known_of
+from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._model import Mode, Outcome, Setting, StepCost, simulate
 from async_orch.analysis._overlap import workers_of
 from async_orch.analysis._percentiles import exact_sum, rank_index
 from async_orch.analysis._shown import shown
-from async_orch.analysis._table import MISSING, Column
 
 __all__ = ["Prediction", "WhatIf", "WhatIfError", "whatif"]
 

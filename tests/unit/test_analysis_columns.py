@@ -20,7 +20,7 @@ from async_orch.analysis import (
 )
 from async_orch.analysis._clock import kinds_on_host_clock
 from async_orch.analysis._columns import JoinedRows, LineRows, StepRows, added, between, chosen, known_of, rate
-from async_orch.analysis._table import FIGURE_FIELDS
+from async_orch.analysis._fields import FIGURE_FIELDS
 from async_orch.analysis._timeline import device_time, step_intervals
 from async_orch.logs import StepRecord
 from tests.unit.step_records import step_record

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from async_orch.analysis import MISSING, _table
-from async_orch.analysis._table import FIGURE_FIELDS, StepTable
+from async_orch.analysis._fields import FIGURE_FIELDS
+from async_orch.analysis._table import StepTable
 from async_orch.logs import SCHEMA, StepRecord
 from tests.unit.step_records import step_record
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from async_orch.analysis import LogFrames, Scanner, StepFrame, _templates, read_frames
-from async_orch.analysis._table import FIGURE_FIELDS, KIND_FIELDS, OPTIONAL_FIGURES, Figures, figures_of
+from async_orch.analysis._fields import FIGURE_FIELDS, KIND_FIELDS, OPTIONAL_FIGURES, Figures, figures_of
 from async_orch.analysis._template import Template, record_of
 from async_orch.analysis._templates import Templates
 from async_orch.analysis._texts import MAX_TEXT_NBYTES
