@@ -27,6 +27,9 @@ _JSON_KEYS = (
     "alloc_ms_per_step",
     "copy_mb_per_s",
     "device_idle_share",
+    "build_ms_p50",
+    "copy_nbytes_per_step",
+    "device_ms_p50",
 )
 
 _ROWS: tuple[tuple[str, Callable[[Figures], float | None], str], ...] = (
@@ -92,6 +95,7 @@ def _mode_object(run: ModeRun, words: str) -> dict[str, Any]:
         "steps": len(run.steps),
         "cold_reasons": run.cold_reasons,
         "cold": None if cold is None else cold.as_json(),
+        "open_ms": run.open_ns / 1e6,
     }
 
 

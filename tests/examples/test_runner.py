@@ -25,6 +25,10 @@ KEYS = {
     "alloc_ms_per_step",
     "copy_mb_per_s",
     "device_idle_share",
+    "build_ms_p50",
+    "copy_nbytes_per_step",
+    "device_ms_p50",
+    "open_ms",
     "tokens",
 }
 
@@ -56,6 +60,7 @@ def test_json_is_one_object_with_every_mode(model: Path, backend: str, capsys: p
     expected, _ = serial_decode(model, [codec.encode("abc"), codec.encode("Zoë")], 5)
     for figures in document.values():
         assert figures.keys() >= KEYS
+        assert figures["open_ms"] > 0
         assert figures["tokens"] == expected
     assert document["naive"]["alloc_nbytes_per_step"] > 0
     assert document["ring"]["alloc_nbytes_per_step"] == 0
