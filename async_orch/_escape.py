@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ PLAIN = frozenset({int, float, bool, str, bytes, bytearray, complex, type(None),
 """Types whose objects cannot hold memory of a view."""
 
 MAX_DEPTH = 4
+_SEQUENCES = (list, tuple, set, frozenset)
 
 
 def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
@@ -31,8 +32,10 @@ def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
         return bool(np.may_share_memory(np.asarray(value), view))
     if depth >= MAX_DEPTH:
         return False
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(escapes(item, view, depth + 1) for item in value)
-    if isinstance(value, Mapping):
-        return any(escapes(item, view, depth + 1) for item in value.values())
-    return False
+    if isinstance(value, _SEQUENCES):  # a union would be made anew in each call
+        items: Iterable[Any] = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    else:
+        return False
+    return any(type(item) not in PLAIN and escapes(item, view, depth + 1) for item in items)

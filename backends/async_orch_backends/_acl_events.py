@@ -68,7 +68,9 @@ class AclEvent:
 
     def time_ns(self) -> int | None:
         clock = self._pool.clock
-        return None if clock is None or self._pool.closed or self._error is not None else clock.host_ns(self)
+        if clock is None or self._pool.closed or not self.query() or self._error is not None:
+            return None
+        return clock.host_ns(self)
 
     def trim(self) -> None:
         """Let go of guards that are not needed any more, so that two streams waiting in turn build no endless chain."""

@@ -21,12 +21,13 @@ class AnchoredClock:
     million; a reading that took longer than 1 ms is thrown away.
     """
 
-    __slots__ = ("_anchored_ns", "_lock", "_offset_ns", "_read")
+    __slots__ = ("_anchored_ns", "_lock", "_read", "offset_ns")
 
     def __init__(self, read: Callable[[], int]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._offset_ns = min(self._bracket() for _ in range(_TRIES))[1]
+        self.offset_ns = min(self._bracket() for _ in range(_TRIES))[1]
+        """What to add to the device's nanoseconds now."""
         self._anchored_ns = time.monotonic_ns()
 
     def _bracket(self) -> tuple[int, int]:
@@ -36,14 +37,9 @@ class AnchoredClock:
         after = time.monotonic_ns()
         return after - before, (before + after) // 2 - device_ns
 
-    @property
-    def offset_ns(self) -> int:
-        """What to add to the device's nanoseconds now."""
-        return self._offset_ns
-
     def host_ns(self, device_ns: int) -> int:
         """CLOCK_MONOTONIC when the device's clock showed ``device_ns``."""
-        return device_ns + self._offset_ns
+        return device_ns + self.offset_ns
 
     def renew(self) -> None:
         """Anchor again if the last time is long ago; blocks for some tens of microseconds then."""
@@ -52,7 +48,7 @@ class AnchoredClock:
         try:
             width_ns, offset_ns = min(self._bracket() for _ in range(_TRIES))
             if width_ns <= _ACCURACY_NS:
-                self._offset_ns = offset_ns
+                self.offset_ns = offset_ns
             self._anchored_ns = time.monotonic_ns()
         finally:
             self._lock.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from async_orch.abc import Fence
@@ -41,7 +41,7 @@ class NativeEvent(Protocol):
 
     @abstractmethod
     def time_ns(self) -> int | None:
-        """When it was reached in CLOCK_MONOTONIC nanoseconds, None where unknown; asked only once it is over."""
+        """When it was reached in CLOCK_MONOTONIC nanoseconds; None while it is not over, and where unknown."""
 
 
 class FenceOwner(Protocol):
@@ -110,8 +110,8 @@ class DriverFence(Fence):
         self._over = False
         self._delivered = False
         self._watched = False
-        self._callbacks: list[Callable[[], None]] = []
-        self._issued: list[Callable[[], None]] = []
+        self._callbacks: Sequence[Callable[[], None]] = ()
+        self._issued: Sequence[Callable[[], None]] = ()
         self._signal: threading.Event | None = None
 
     # -- the seam ------------------------------------------------------------------------------------------
@@ -121,7 +121,14 @@ class DriverFence(Fence):
             return True
         event = self.event
         if event is not None and event.query():
-            self._conclude(event.error or self._source_error())
+            error = event.error
+            if error is None and self._sources:
+                error = self._source_error()
+            if error is not None:
+                self._conclude(error)
+                return True
+            self._over = True
+            self._sources = ()
             return True
         given_up = self._owner.given_up
         if given_up is None:
@@ -147,14 +154,14 @@ class DriverFence(Fence):
             self._owner.check_process()
             with self._owner.fence_lock:
                 if not self._delivered:
-                    self._callbacks.append(callback)
+                    self._callbacks = [*self._callbacks, callback]
                     self._watch()
                     return
         callback()
 
     def time_ns(self) -> int | None:
         event = self.event
-        return event.time_ns() if event is not None and (self._over or self.query()) else None
+        return None if event is None else event.time_ns()
 
     @property
     def native(self) -> Any:
@@ -183,7 +190,7 @@ class DriverFence(Fence):
         """Call ``callback()`` when the fence has a driver event or is over, at once if that is so."""
         with self._owner.fence_lock:
             if self.event is None and not self._over:
-                self._issued.append(callback)
+                self._issued = [*self._issued, callback]
                 return
         callback()
 
@@ -195,13 +202,13 @@ class DriverFence(Fence):
 
     def issue(
         self, event: NativeEvent, error: DeviceError | None, sources: tuple[DriverFence, ...]
-    ) -> list[Callable[[], None]]:
+    ) -> Sequence[Callable[[], None]]:
         """The driver was given the fence at last. Returns who wants to know, to be called without locks."""
         with self._owner.fence_lock:
             self._error = error
             self._sources = sources
             self.event = event
-            issued, self._issued = self._issued, []
+            issued, self._issued = self._issued, ()
             if self._watched:
                 self._owner.watch(self)
         return issued
@@ -211,7 +218,7 @@ class DriverFence(Fence):
         self._conclude(error)
         self.deliver()
         with self._owner.fence_lock:
-            issued, self._issued = self._issued, []
+            issued, self._issued = self._issued, ()
         for callback in issued:
             call_back(callback)
 
@@ -219,7 +226,7 @@ class DriverFence(Fence):
         """Tell everyone who waits. Called by the waiter thread, or by whoever closes the stream, once it is over."""
         with self._owner.fence_lock:
             self._delivered = True
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, ()
             signal = self._signal
         if signal is not None:
             signal.set()
@@ -239,7 +246,7 @@ class DriverFence(Fence):
 
     def _source_error(self) -> DeviceError | None:
         for source in self._sources:
-            if source.query() and source.known_error is not None:
+            if (source._over or source.query()) and source._error is not None:
                 return source.known_error
         return None
 

@@ -63,7 +63,7 @@ class DriverStream(Stream):
     def launch(self, kernel: Any, *args: Any, cost_ns: int | None = None) -> None:
         with self._lock:
             self._check()
-            self._do(partial(self._queue.launch, kernel, args))
+            self._do(self._queue.launch, kernel, args)
 
     def record(self) -> Fence:
         with self._lock:
@@ -121,15 +121,15 @@ class DriverStream(Stream):
                 f"copy of {nbytes} B does not fit: from offset {src_offset} of {src!r} "
                 f"to offset {dst_offset} of {dst!r}"
             )
-        self._do(partial(self._queue.copy, dst, src, nbytes, dst_offset, src_offset))
+        self._do(self._queue.copy, dst, src, nbytes, dst_offset, src_offset)
 
-    def _do(self, work: _Work) -> None:
+    def _do(self, work: Callable[..., None], *args: Any) -> None:
         if self._deferred:
-            self._deferred.append(work)
+            self._deferred.append(partial(work, *args))
         elif self._error is None and self._device.lost is None:
             self._last = None
             try:
-                work()
+                work(*args)
             except DeviceLost as exc:  # earlier work lost it; whether that shows here or at a fence is chance
                 self._device.lose(exc)
 
@@ -137,7 +137,8 @@ class DriverStream(Stream):
         lost = self._device.lost
         if lost is None and not self._deferred:
             try:
-                return DriverFence(self, self._record(), self._error, tuple(self._sources))
+                event = self._last = self._queue.record()
+                return DriverFence(self, event, self._error, tuple(self._sources))
             except DeviceLost as exc:
                 self._device.lose(exc)
                 lost = self._device.lost
@@ -162,12 +163,10 @@ class DriverStream(Stream):
     def _isolate(self) -> None:
         if self._deferred:
             self._deferred.append(ISOLATE)
-        else:
-            self._isolate_now()
-
-    def _isolate_now(self) -> None:
+            return
         self._error = None
-        self._sources.clear()
+        if self._sources:
+            self._sources = []
         self._queue.isolate()
 
     def _record(self) -> NativeEvent:
@@ -256,7 +255,9 @@ class DriverStream(Stream):
 
     def _give(self, op: _Work | Isolate | DriverFence, tell: list[Callable[[], None]]) -> None:
         if isinstance(op, Isolate):
-            self._isolate_now()
+            self._error = None
+            self._sources = []
+            self._queue.isolate()
             return
         try:
             if isinstance(op, DriverFence):
@@ -295,7 +296,8 @@ class DriverStream(Stream):
             self._lock, self.fence_lock = threading.Lock(), threading.Lock()
 
     def _check(self) -> None:
-        self._device.check_process()
+        if self._device.forked:
+            self._device.check_process()
         if self.closed:
             raise DeviceError(f"stream {self.name!r} is closed")
 

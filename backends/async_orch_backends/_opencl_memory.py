@@ -38,7 +38,8 @@ class OpenCLBuffer(DriverBuffer):
 
     @property
     def native(self) -> Any:
-        self.check()
+        if self.freed:
+            self.check()
         return self._memory
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -73,7 +74,8 @@ class OpenCLHostBuffer(DriverBuffer):
 
     @property
     def array(self) -> ByteArray:
-        self.check()
+        if self.freed:
+            self.check()
         array = self._array
         if array is None:
             raise self.not_addressable()

@@ -1,12 +1,12 @@
-"""OpenCL command queues and events behind the seam."""
+"""OpenCL command queues behind the seam."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from async_orch.abc import Buffer
 from async_orch.exceptions import DeviceError
@@ -17,9 +17,12 @@ from ._driver_fence import NativeEvent
 from ._driver_queue import DriverQueue
 from ._driver_stream import DriverStream
 from ._opencl_driver import driver_error, status_error
+from ._opencl_event import EventReader, OpenCLEvent
 from ._opencl_memory import OpenCLBuffer
 
-__all__ = ["NDRange", "OpenCLEvent", "OpenCLQueue", "OpenCLStream"]
+__all__ = ["NDRange", "OpenCLQueue", "OpenCLStream"]
+
+_NUMBERS = (int, float, np.generic)
 
 
 class NDRange(NamedTuple):
@@ -42,77 +45,6 @@ class NDRange(NamedTuple):
     local_size: Sequence[int] | None = None
 
 
-class OpenCLEvent:
-    """A place in a queue: over when all of its driver events are. Without any, it is over from the start.
-
-    The time is that of the last event's end, but not before the place was marked: a queue that was idle is reached
-    when it is asked. ``earlier`` is a command of before the last isolation, whose failure is not the place's.
-    """
-
-    __slots__ = ("_cl", "_clock", "_earlier", "_enqueue_ns", "_error", "_over", "_stream", "_time_ns", "events")
-
-    def __init__(
-        self,
-        cl: Any,
-        events: Sequence[Any],
-        clock: AnchoredClock,
-        stream: str,
-        *,
-        failure: DeviceError | None = None,
-        earlier: Any = None,
-    ) -> None:
-        self.events = events
-        self._earlier = earlier
-        self._cl = cl
-        self._clock = clock
-        self._stream = stream
-        self._enqueue_ns = time.monotonic_ns()
-        self._over = not events
-        self._error = failure
-        self._time_ns: int | None = None
-
-    @property
-    def native(self) -> Any:
-        return self.events[0] if self.events else None
-
-    @property
-    def error(self) -> DeviceError | None:
-        return self._error
-
-    def query(self) -> bool:
-        if not self._over:
-            error = self._error
-            for event in self.events:
-                status = event.command_execution_status
-                if status > 0:
-                    return False
-                if status < 0 and error is None and event is not self._earlier:
-                    error = status_error(status, self._stream)
-            self._error = error
-            self._over = True
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        for event in self.events:
-            with suppress(self._cl.Error):  # it failed: `query` says how
-                event.wait()
-        self._clock.renew()
-        return True
-
-    def time_ns(self) -> int | None:
-        if self._time_ns is None and self._error is None:
-            time_ns = self._enqueue_ns
-            end, offset_ns = self._cl.profiling_info.END, self._clock.offset_ns
-            try:
-                for event in self.events:
-                    # `event.profile.end` is the same by way of Python, and takes ten times as long.
-                    time_ns = max(time_ns, event.get_profiling_info(end) + offset_ns)
-            except self._cl.Error:  # the caller's queue does not profile
-                return None
-            self._time_ns = min(time_ns, time.monotonic_ns())
-        return self._time_ns
-
-
 class OpenCLQueue:
     """An in-order command queue.
 
@@ -124,7 +56,8 @@ class OpenCLQueue:
     def __init__(self, cl: Any, native: Any, clock: AnchoredClock, name: str, *, owned: bool) -> None:
         self._cl = cl
         self._native = native
-        self._clock = clock
+        self._reader = EventReader(cl, clock, name)
+        self._status = self._reader.status
         self._name = name
         self._shared = not owned
         self._domain = ("opencl", native.context.int_ptr)
@@ -132,6 +65,7 @@ class OpenCLQueue:
         self._running: deque[Any] = deque()  # commands since the last isolation that were not seen to be over well
         self._earlier: deque[Any] = deque()  # those before it
         self._last: Any = None
+        self._looked = False  # for failures, just before the last command, behind which nothing else has come
         self._failure: DeviceError | None = None
 
     @property
@@ -158,17 +92,20 @@ class OpenCLQueue:
         return self._domain
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
-        if dst.is_host and src.is_host:
+        to_host = type(dst) is not OpenCLBuffer and dst.is_host
+        from_host = type(src) is not OpenCLBuffer and src.is_host
+        if to_host and from_host:
             raise DeviceError(f"backend 'opencl' copies from or to device memory, not {src!r} to {dst!r}; use numpy")
-        target, source = self._operand(dst, dst_offset, nbytes), self._operand(src, src_offset, nbytes)
+        target = dst.array[dst_offset : dst_offset + nbytes] if to_host else self._memory(dst)
+        source = src.array[src_offset : src_offset + nbytes] if from_host else self._memory(src)
         if not nbytes or self._has_failed():
             return
         options: dict[str, Any] = {"wait_for": self._waits or None}
-        if not dst.is_host:
+        if not to_host:
             options["dst_offset"] = dst_offset
-        if not src.is_host:
+        if not from_host:
             options["src_offset"] = src_offset
-        if dst.is_host or src.is_host:
+        if to_host or from_host:
             options["is_blocking"] = False
         else:
             options["byte_count"] = nbytes
@@ -178,12 +115,11 @@ class OpenCLQueue:
             raise driver_error(exc, f"enqueuing a copy of {nbytes} B on stream {self._name!r}") from exc
         self._enqueued(event)
 
-    def _operand(self, buffer: Buffer, offset: int, nbytes: int) -> Any:
-        if buffer.is_host:
-            return buffer.array[offset : offset + nbytes]
-        if not isinstance(buffer, OpenCLBuffer):
-            raise DeviceError(f"backend 'opencl' cannot copy from or to {buffer!r}, device memory of another backend")
-        return buffer.native
+    @staticmethod
+    def _memory(buffer: Buffer) -> Any:
+        if isinstance(buffer, OpenCLBuffer):
+            return buffer.native
+        raise DeviceError(f"backend 'opencl' cannot copy from or to {buffer!r}, device memory of another backend")
 
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:
         if not isinstance(kernel, NDRange) or not isinstance(kernel.kernel, self._cl.Kernel):
@@ -204,6 +140,8 @@ class OpenCLQueue:
         self._enqueued(event)
 
     def _argument(self, arg: Any, kernel: Any) -> Any:
+        if isinstance(arg, _NUMBERS):
+            return arg  # asked first: whether it is a buffer takes an abstract class ten times as long
         if isinstance(arg, OpenCLBuffer):
             return arg.native
         if isinstance(arg, Buffer):
@@ -219,6 +157,7 @@ class OpenCLQueue:
         # holding the GIL, when it is dropped before that.
         self._running.append(event)
         self._last = event
+        self._looked = True
         try:
             self._native.flush()
         except self._cl.Error as exc:
@@ -230,36 +169,40 @@ class OpenCLQueue:
         A driver may fail a command whose event list holds a failed event, run it all the same if it comes late
         enough, or never end it (PoCL 3.0).
         """
-        earlier, running, waits = self._earlier, self._running, self._waits
-        while earlier and earlier[0].command_execution_status <= 0:
+        earlier, running, what = self._earlier, self._running, self._status
+        while earlier and earlier[0].get_info(what) <= 0:
             earlier.popleft()
         while running and self._failure is None:
-            status = running[0].command_execution_status
+            status = running[0].get_info(what)
             if status > 0:
                 break
             if status < 0:
                 self._failure = status_error(status, self._name)
             running.popleft()
-        for event in waits:
-            status = event.command_execution_status
+        for event in self._waits:
+            status = event.get_info(what)
             if status < 0 and self._failure is None:
                 self._failure = status_error(status, self._name)
         return self._failure is not None
 
     def isolate(self) -> None:
         self._failure = None
-        self._earlier += self._running
-        self._running.clear()
-        self._waits = [event for event in self._waits if event.command_execution_status >= 0]
+        self._looked = False
+        if self._running:
+            self._earlier += self._running
+            self._running.clear()
+        if self._waits:
+            self._waits = [event for event in self._waits if event.get_info(self._status) >= 0]
 
     def record(self) -> NativeEvent:
-        failed = self._has_failed()
+        failed = self._failure is not None
+        if not self._looked and self._running:
+            failed = self._has_failed()
         last, running = self._last, list(self._running)
         earlier: Any = None
         if self._shared:
-            waits = [event for event in self._waits if event.command_execution_status > 0]
             try:
-                last = self._cl.enqueue_marker(self._native, wait_for=waits or None)
+                last = self._cl.enqueue_marker(self._native, wait_for=self._pending(self._waits) or None)
                 self._native.flush()
             except self._cl.Error as exc:
                 raise driver_error(exc, f"recording on stream {self._name!r}") from exc
@@ -267,27 +210,28 @@ class OpenCLQueue:
             running.pop()  # it is the last one
         elif last is not None and not failed:
             # Over well, or of before the isolation: then its failure is not ours, whether it came or will come.
-            status = last.command_execution_status
+            status = last.get_info(self._status)
             if status < 0:
                 last = self._last = None
             elif status > 0:
                 earlier = last
         events = [*running, *self._waits] if last is None else [last, *running, *self._waits]
-        failure = self._failure if failed else None
-        return OpenCLEvent(self._cl, events, self._clock, self._name, failure=failure, earlier=earlier)
+        return OpenCLEvent(self._reader, events, self._failure if failed else None, earlier)
 
     def wait(self, event: NativeEvent) -> None:
-        self._waits += _pending(event.events if isinstance(event, OpenCLEvent) else ())
+        if isinstance(event, OpenCLEvent):
+            self._looked = False
+            self._waits += self._pending(event.events)
+
+    def _pending(self, events: Sequence[Any]) -> list[Any]:
+        what = self._status
+        return [event for event in events if event.get_info(what) > 0]
 
     def close(self) -> None:
         self._running.clear()
         self._earlier.clear()
         self._waits.clear()
         self._last = None
-
-
-def _pending(events: Iterable[Any]) -> list[Any]:
-    return [event for event in events if event.command_execution_status > 0]
 
 
 class OpenCLStream(DriverStream):

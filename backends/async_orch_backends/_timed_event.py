@@ -61,7 +61,7 @@ class TimedEvent(ABC):
         self._over = True
 
     def time_ns(self) -> int | None:
-        if self._error is not None:
+        if not self.query() or self._error is not None:
             return None
         try:
             return self._clock.host_ns(self.native)
