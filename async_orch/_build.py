@@ -106,11 +106,13 @@ class BuildStage(Stage):
         return staging.buffer.array[: extras.sizes.image_nbytes]
 
     def _reclaimed(self) -> Lease[Staging] | None:
-        """Staging that a finished copy gives back; asks for a wake-up at the next one if there is none."""
+        """Staging that a finished copy gives back; asks for a wake-up at the next one if too few steps are built."""
         h2d = self.pipeline.h2d
         if h2d.reclaim():
             return self.pipeline.staging.acquire_as(Lease)
-        h2d.watch_oldest()
+        if self.workers is not None or len(self.pipeline.acquire.queue) < self.pipeline.queue_depth:
+            h2d.watch_oldest()
+        # Otherwise as many are built as are promised, and when one gets its slot the copies are looked at as well.
         return None
 
     # -- inline --------------------------------------------------------------------------------------------

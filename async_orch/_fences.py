@@ -1,56 +1,16 @@
-"""Getting back to the event loop: one wake-up for many events, from any thread."""
+"""Waking the loop when fences are done."""
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
-from collections.abc import Callable
 
 from async_orch._events import emit
+from async_orch._waker import Waker
 from async_orch.abc import Fence
 from async_orch.exceptions import OrchError
 
-__all__ = ["FenceWatcher", "Waker"]
-
-
-class Waker:
-    """Runs ``callback`` on the loop soon after `wake`; wake-ups that come before it runs are merged.
-
-    A wake-up carries nothing: whoever calls `wake` has changed some state first, and the callback looks at all
-    of it. So no wake-up can be lost, and one loop tick settles everything that is done by then.
-    """
-
-    __slots__ = ("_callback", "_closed", "_loop", "_pending")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self._callback = callback
-        self._pending = False
-        self._closed = False
-
-    def wake(self) -> None:
-        """Ask for the callback. Callable from any thread; does nothing after `close`."""
-        if self._pending or self._closed:
-            return
-        self._pending = True
-        try:
-            self._loop.call_soon_threadsafe(self._run)
-        except RuntimeError:
-            # The loop was closed under us: nobody is left who could be woken.
-            if not self._loop.is_closed():
-                raise
-            self._closed = True
-
-    def _run(self) -> None:
-        # Cleared before the callback looks: an event after this line asks for another turn.
-        self._pending = False
-        if not self._closed:
-            self._callback()
-
-    def close(self) -> None:
-        """Ignore wake-ups from here on."""
-        self._closed = True
+__all__ = ["FenceWatcher"]
 
 
 class FenceWatcher:

@@ -146,7 +146,6 @@ class LaunchStage(Stage):
                     what = "launch raised"
                 step.device_start = self._to_fixed_address(step, slot)
             used = program.launch(payload, slot, stream)
-            step.device_end = step.output_done = stream.record()
             capacity = program.output_nbytes
             if step.extras is not None and step.extras.sizes is not None:
                 capacity = step.extras.sizes.output_nbytes
@@ -156,8 +155,9 @@ class LaunchStage(Stage):
             if not program.slot_at_build:
                 step.d2h_nbytes = nbytes
             if nbytes and memory.output is not None and memory.output_host is not None:
-                stream.copy(memory.output_host, memory.output, nbytes)
-                step.output_done = stream.record()
+                step.device_end, step.output_done = stream.record_copy(memory.output_host, memory.output, nbytes)
+            else:
+                step.device_end = step.output_done = stream.record()
         except BaseException as exc:
             raise _Failed(what, self._fence_the_rest(step, exc)) from exc
         finally:

@@ -137,7 +137,9 @@ class StepIterator(Generic[StepT, ResultT]):
     async def _next(self, *, yield_first: bool) -> StepResult[ResultT]:
         window = self._window
         if yield_first:
-            await window.orchestrator.give_turn()
+            # Waiting for a step that is under way lets the others run as well.
+            waits = bool(window.pending) and window.pending[0].state != SETTLED
+            await window.orchestrator.give_turn(waits_next=waits)
         if self._source is not None and not self._fed:
             self._fed = True
             window.orchestrator.start_feeder(_feed, window, self._source)

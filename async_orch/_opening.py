@@ -22,7 +22,6 @@ from async_orch._config import OrchestratorConfig
 from async_orch._device import Device
 from async_orch._engine_program import EngineAdapter, EngineBackend, unwrap
 from async_orch._events import emit, enabled
-from async_orch._fences import Waker
 from async_orch._finish import finish
 from async_orch._memory_plan import MemoryPlan
 from async_orch._pipeline import Counts, Pipeline
@@ -33,6 +32,7 @@ from async_orch._records import RecordWriter
 from async_orch._registry import open_backend
 from async_orch._step import LAUNCHING, Step
 from async_orch._targets import targets_for
+from async_orch._waker import Waker
 from async_orch._witness import watch_allocations
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend
@@ -157,6 +157,7 @@ class Opened:
             annotate(self.pipeline, self._marker)
         self.pipeline.failure = loss
         inner.callback(self.pipeline.stop)
+        self.pipeline.waker.listen()
         if self.pipeline.build.workers is not None:
             await self.pipeline.build.workers.open(self._portable)
         for runtime in runtimes:

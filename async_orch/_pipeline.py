@@ -16,7 +16,7 @@ from async_orch._barrier import Barriers
 from async_orch._build import BuildStage
 from async_orch._config import OrchestratorConfig
 from async_orch._express import express_way
-from async_orch._fences import FenceWatcher, Waker
+from async_orch._fences import FenceWatcher
 from async_orch._launch import LaunchStage
 from async_orch._memory_plan import MemoryPlan
 from async_orch._quarantine import Quarantine
@@ -24,6 +24,7 @@ from async_orch._retire import RetireStage
 from async_orch._settling import Settling
 from async_orch._step import Step
 from async_orch._transfer import AcquireStage, H2DStage
+from async_orch._waker import Waker
 from async_orch._watchdog import FenceWatchdog
 from async_orch._workers import WorkerPool
 from async_orch.abc import Backend, Fence, Stream

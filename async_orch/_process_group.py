@@ -19,11 +19,11 @@ import anyio
 
 from async_orch._build_job import BuildJob
 from async_orch._events import emit
-from async_orch._fences import Waker
 from async_orch._process_errors import revive
 from async_orch._process_start import KILL_TIMEOUT_S, ends_within, how_it_ended, reap, start
 from async_orch._process_wire import Answer, Build, Channel, Closed, Hello, Ready, Refused, Stop, ToLoop
 from async_orch._shared_memory import SharedMemory
+from async_orch._waker import Waker
 from async_orch._workers import WorkerPool
 from async_orch.exceptions import ConfigurationError
 

@@ -36,6 +36,7 @@ class RetireStage(Stage):
         self.last_fence_ns = UNKNOWN
         self.clocks = StepClocks()
         self._watched: Fence | None = None
+        self._watched_next: Fence | None = None
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
@@ -57,9 +58,8 @@ class RetireStage(Stage):
                 continue
             fence = step.output_done
             if fence is not None and not fence.query():
-                if fence is not self._watched:
-                    self._watched = fence
-                    self.pipeline.watcher.watch(fence)
+                if fence is not self._watched or (self._watched_next is None and len(queue) > 1):
+                    self._watch(fence)
                 self.pipeline.watchdog.start()
                 break
             if self.pool is None:
@@ -69,6 +69,20 @@ class RetireStage(Stage):
                 self._retire_on_thread(step)
             moved = True
         return moved
+
+    def _watch(self, fence: Fence) -> None:
+        """Ask for a wake-up at the head's fence and at the next one.
+
+        A thread that waits for fences then goes from one to the next, and need not be woken to be told of it.
+        """
+        watch = self.pipeline.watcher.watch
+        if fence is not self._watched and fence is not self._watched_next:
+            watch(fence)
+        self._watched, self._watched_next = fence, None
+        following = self.queue[1].output_done if len(self.queue) > 1 else None
+        if following is not None and following.notifies:  # another is waited for in slices, and would hold up the head
+            watch(following)
+            self._watched_next = following
 
     def retire(self, step: Step) -> None:
         """The step's last fence is done, and it is off the queue: collect inline and settle."""
@@ -105,8 +119,10 @@ class RetireStage(Stage):
     def _fence_reached(self, step: Step) -> Fence | None:
         """Turn the step's fences into numbers: they are few on some devices and must not live on in results."""
         step.retire_start_ns = self.last_fence_ns = self.pipeline.now()
-        self._watched = None
         fence = step.output_done
+        self._watched = None
+        if fence is self._watched_next:
+            self._watched_next = None
         self.clocks.read(step)
         return fence
 

@@ -9,8 +9,9 @@ from typing import Self, TypeVar
 
 import anyio
 
-from async_orch._fences import FenceWatcher, Waker
+from async_orch._fences import FenceWatcher
 from async_orch._ring import Lease, Ring
+from async_orch._waker import Waker
 from async_orch.abc import Fence
 from async_orch.exceptions import ConfigurationError
 

@@ -205,12 +205,12 @@ class Submitting(Generic[StepT, ResultT]):
         self._yield_at_ns = now_ns + YIELD_NS
         return None
 
-    async def give_turn(self) -> None:
-        """Let other tasks run, and the log's writer catch up if it is behind."""
+    async def give_turn(self, *, waits_next: bool = False) -> None:
+        """Let other tasks run, unless the caller waits anyway, and the log's writer catch up if it is behind."""
         writer = None if self._opened is None else self._opened.writer
         if writer is not None and writer.behind:
             await writer.catch_up()
-        else:
+        elif not waits_next:
             await asyncio.sleep(0)
 
     def turn_used_up(self, now_ns: int) -> bool:

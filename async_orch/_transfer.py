@@ -108,15 +108,17 @@ class H2DStage(Stage):
         stream, image = pipeline.copy_stream, slot.item.image
         step.h2d_start_ns = pipeline.now()
         try:
-            step.copy_start = stream.begin()
-            if image is not None:
-                buffer = pipeline.staging.items[staging.index].buffer
-                if step.delta is not None:
+            if image is None or step.delta is not None:
+                step.copy_start = stream.begin()
+                if image is not None and step.delta is not None:
+                    buffer = pipeline.staging.items[staging.index].buffer
                     for start, nbytes in step.delta.ranges:
                         stream.copy(image, buffer, nbytes, dst_offset=start, src_offset=start)
-                elif step.copy_nbytes:
-                    stream.copy(image, buffer, step.copy_nbytes)
-            fence = step.copy_end = stream.record()
+                fence = step.copy_end = stream.record()
+            else:
+                buffer = pipeline.staging.items[staging.index].buffer
+                step.copy_start, fence = stream.begin_copy(image, buffer, step.copy_nbytes)
+                step.copy_end = fence
         except OrchError as exc:
             self.copy_failed(step, exc)
             return False

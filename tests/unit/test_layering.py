@@ -40,6 +40,7 @@ LAYERS = [
         "_process_boot",
         "_registry",
         "_workers",
+        "_waker",
         "_fences",
         "_ring",
         "_finish",
