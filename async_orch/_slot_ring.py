@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Self, TypeVar
 
 import anyio
@@ -61,14 +62,18 @@ class SlotRing(Ring[ItemT]):
         self._waiting.append(future)
         for fence in self.parked_fences():
             self._watch(fence)
-        try:
-            return await future
-        except BaseException:
-            if future.done() and not future.cancelled():
-                future.result().release()
-            elif future in self._waiting:
-                self._waiting.remove(future)
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._withdraw, future)
+            lease = await future
+            undo.pop_all()
+        return lease
+
+    def _withdraw(self, future: asyncio.Future[Lease[ItemT]]) -> None:
+        """Whoever waited for it does so no more."""
+        if future.done() and not future.cancelled():
+            future.result().release()
+        elif future in self._waiting:
+            self._waiting.remove(future)
 
     def release(self, lease: Lease[ItemT], fences: Sequence[Fence] = ()) -> None:
         """As `Lease.release`."""

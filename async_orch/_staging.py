@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from async_orch._allocation import give_back, touched
@@ -65,11 +66,11 @@ def new_staging(backend: Backend, nbytes: int, name: str, *, shared: bool) -> St
     from async_orch._shared_memory import SharedMemory  # noqa: PLC0415 - not to be had on every system
 
     memory = SharedMemory(nbytes, name)
-    try:
+    with ExitStack() as undo:
+        undo.callback(memory.close)
         buffer = backend.register_host(memory.array, name=name)
-        if buffer is not None:
-            return Staging(buffer, memory)
-        return Staging(touched(backend, backend.alloc_host(nbytes, name=name)), memory, copied=True)
-    except BaseException:
-        memory.close()
-        raise
+        copied = buffer is None
+        if buffer is None:
+            buffer = touched(backend, backend.alloc_host(nbytes, name=name))
+        undo.pop_all()
+    return Staging(buffer, memory, copied=copied)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -158,20 +159,15 @@ class Submitting(Generic[StepT, ResultT]):
             pipeline.admission.accept(accepted)
             if self.turn_used_up(accepted.submit_ns):
                 # After the acceptance, so that nobody overtakes.
-                try:
+                with ExitStack() as undo:
+                    undo.callback(_withdraw, accepted)
                     await self.give_turn()
-                except BaseException:
-                    pipeline.settling.cancel(accepted)
-                    raise
+                    undo.pop_all()
             return StepHandle(accepted)
-        try:
+        with ExitStack() as undo:
+            undo.callback(_withdraw, accepted)
             await pipeline.admission.join(accepted)
-        except BaseException:
-            if accepted.seq >= 0:
-                pipeline.settling.cancel(accepted)
-            else:
-                pipeline.admission.forget(accepted)
-            raise
+            undo.pop_all()
         if accepted.seq < 0:
             pipeline.admission.forget(accepted)
             raise fresh_error(pipeline.admission.refusal)
@@ -268,3 +264,12 @@ class Submitting(Generic[StepT, ResultT]):
         if self._tasks is None or self._opened is None:
             raise OrchestratorClosed("the orchestrator is not open")
         self._tasks.start_soon(feed, *args, name="async_orch map source")
+
+
+def _withdraw(step: Step) -> None:
+    """Whoever submits it gave up: cancel it if it is accepted, else take it out of the line."""
+    pipeline = step.pipeline
+    if step.seq >= 0:
+        pipeline.settling.cancel(step)
+    else:
+        pipeline.admission.forget(step)

@@ -37,10 +37,6 @@ class AnchoredClock:
         after = time.monotonic_ns()
         return after - before, (before + after) // 2 - device_ns
 
-    def host_ns(self, device_ns: int) -> int:
-        """CLOCK_MONOTONIC when the device's clock showed ``device_ns``."""
-        return device_ns + self.offset_ns
-
     def renew(self) -> None:
         """Anchor again if the last time is long ago; blocks for some tens of microseconds then."""
         if time.monotonic_ns() - self._anchored_ns < _AGE_NS or not self._lock.acquire(blocking=False):

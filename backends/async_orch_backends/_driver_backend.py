@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import DeviceError, OutOfDeviceMemory
@@ -14,7 +14,7 @@ from ._device_state import DeviceState
 from ._driver_queue import DriverQueue
 from ._driver_stream import DriverStream
 
-__all__ = ["DriverBackend", "DriverBuffer"]
+__all__ = ["DriverBackend", "DriverBuffer", "given_streams"]
 
 
 class DriverBuffer(Buffer):
@@ -59,6 +59,12 @@ class DriverBuffer(Buffer):
 
 
 BufferT = TypeVar("BufferT", bound=DriverBuffer)
+
+
+def given_streams(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's streams by name, of the options ``compute_stream`` and ``copy_stream``. A handle may be 0."""
+    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
+    return {name: stream for name, stream in given.items() if stream is not None}
 
 
 class DriverBackend(Backend):

@@ -163,10 +163,12 @@ class DriverStream(Stream):
     def _isolate(self) -> None:
         if self._deferred:
             self._deferred.append(ISOLATE)
-            return
+        else:
+            self._isolate_now()
+
+    def _isolate_now(self) -> None:
         self._error = None
-        if self._sources:
-            self._sources = []
+        self._sources.clear()
         self._queue.isolate()
 
     def _record(self) -> NativeEvent:
@@ -255,9 +257,7 @@ class DriverStream(Stream):
 
     def _give(self, op: _Work | Isolate | DriverFence, tell: list[Callable[[], None]]) -> None:
         if isinstance(op, Isolate):
-            self._error = None
-            self._sources = []
-            self._queue.isolate()
+            self._isolate_now()
             return
         try:
             if isinstance(op, DriverFence):

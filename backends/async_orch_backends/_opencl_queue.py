@@ -57,7 +57,6 @@ class OpenCLQueue:
         self._cl = cl
         self._native = native
         self._reader = EventReader(cl, clock, name)
-        self._status = self._reader.status
         self._name = name
         self._shared = not owned
         self._domain = ("opencl", native.context.int_ptr)
@@ -92,8 +91,7 @@ class OpenCLQueue:
         return self._domain
 
     def copy(self, dst: Buffer, src: Buffer, nbytes: int, dst_offset: int, src_offset: int) -> None:
-        to_host = type(dst) is not OpenCLBuffer and dst.is_host
-        from_host = type(src) is not OpenCLBuffer and src.is_host
+        to_host, from_host = dst.is_host, src.is_host
         if to_host and from_host:
             raise DeviceError(f"backend 'opencl' copies from or to device memory, not {src!r} to {dst!r}; use numpy")
         target = dst.array[dst_offset : dst_offset + nbytes] if to_host else self._memory(dst)
@@ -169,7 +167,7 @@ class OpenCLQueue:
         A driver may fail a command whose event list holds a failed event, run it all the same if it comes late
         enough, or never end it (PoCL 3.0).
         """
-        earlier, running, what = self._earlier, self._running, self._status
+        earlier, running, what = self._earlier, self._running, self._reader.status
         while earlier and earlier[0].get_info(what) <= 0:
             earlier.popleft()
         while running and self._failure is None:
@@ -192,7 +190,7 @@ class OpenCLQueue:
             self._earlier += self._running
             self._running.clear()
         if self._waits:
-            self._waits = [event for event in self._waits if event.get_info(self._status) >= 0]
+            self._waits = [event for event in self._waits if event.get_info(self._reader.status) >= 0]
 
     def record(self) -> NativeEvent:
         failed = self._failure is not None
@@ -210,7 +208,7 @@ class OpenCLQueue:
             running.pop()  # it is the last one
         elif last is not None and not failed:
             # Over well, or of before the isolation: then its failure is not ours, whether it came or will come.
-            status = last.get_info(self._status)
+            status = last.get_info(self._reader.status)
             if status < 0:
                 last = self._last = None
             elif status > 0:
@@ -224,7 +222,7 @@ class OpenCLQueue:
             self._waits += self._pending(event.events)
 
     def _pending(self, events: Sequence[Any]) -> list[Any]:
-        what = self._status
+        what = self._reader.status
         return [event for event in events if event.get_info(what) > 0]
 
     def close(self) -> None:

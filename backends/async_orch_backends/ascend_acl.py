@@ -19,7 +19,7 @@ from ._acl_calls import Acl, acl_error, load_acl
 from ._acl_events import EventPool
 from ._acl_queue import AclDeviceBuffer, AclHostBuffer, AclQueue
 from ._device_state import DeviceState
-from ._driver_backend import DriverBackend, DriverBuffer
+from ._driver_backend import DriverBackend, DriverBuffer, given_streams
 from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
@@ -128,8 +128,7 @@ def open_backend(target: str | None = None, **options: Any) -> AscendBackend:
     if not (text.isascii() and text.isdigit()):
         raise BackendUnavailable(f"backend 'ascend:{target}' names no device: give its id, e.g. 'ascend:0'")
     module = load_acl()
-    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
-    adopted = {name: stream for name, stream in given.items() if stream is not None}
+    adopted = given_streams(options)
     for name, stream in adopted.items():
         if not isinstance(stream, int | Stream):
             raise ConfigurationError(f"{name}_stream must be an ACL stream (an int), got {type(stream).__name__}")

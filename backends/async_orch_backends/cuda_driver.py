@@ -16,7 +16,7 @@ from async_orch.exceptions import BackendUnavailable, ConfigurationError, OrchEr
 
 from ._cuda_queue import CudaBuffer, CudaQueue, CudaStream, Launch, cuda_error
 from ._device_state import DeviceState
-from ._driver_backend import DriverBackend, DriverBuffer
+from ._driver_backend import DriverBackend, DriverBuffer, given_streams
 from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 
@@ -172,8 +172,7 @@ def open_backend(target: str | None = None, **options: Any) -> CudaBackend:
     text = target or "0"
     if not (text.isascii() and text.isdigit()):
         raise BackendUnavailable(f"backend 'cuda:{target}' names no device: give its ordinal, e.g. 'cuda:0'")
-    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
-    adopted = {name: stream for name, stream in given.items() if stream is not None}
+    adopted = given_streams(options)
     for name, stream in adopted.items():
         if not hasattr(stream, "__cuda_stream__"):
             raise ConfigurationError(f"{name}_stream must speak __cuda_stream__, got {type(stream).__name__}")

@@ -23,7 +23,7 @@ from async_orch.abc import Backend, Buffer, DeviceInfo, Stream
 from async_orch.exceptions import BackendUnavailable, ConfigurationError, DeviceError
 
 from ._device_state import DeviceState
-from ._driver_backend import DriverBackend, DriverBuffer
+from ._driver_backend import DriverBackend, DriverBuffer, given_streams
 from ._driver_queue import DriverQueue
 from ._event_clock import EventClock
 from ._torch_queue import TorchBuffer, TorchQueue, torch_error
@@ -159,8 +159,7 @@ def open_backend(target: str | None = None, **options: Any) -> Backend:
 
         return TorchCpuBackend(torch, **options)
     device = _device(torch, target)
-    given = {name: options.get(f"{name}_stream") for name in ("compute", "copy")}
-    adopted = {name: stream for name, stream in given.items() if stream is not None}
+    adopted = given_streams(options)
     for name, stream in adopted.items():
         if not isinstance(getattr(stream, "native", stream), torch.Stream):
             raise ConfigurationError(f"{name}_stream must be a torch.Stream, got {type(stream).__name__}")

@@ -111,10 +111,10 @@ class Spin(StepProgram[int, tuple[int, int]]):
         return first, last
 
 
-async def steps(orch: Orchestrator[int, tuple[int, int]], results: list[Any], first: int, steps: int) -> list[int]:
+async def steps(orch: Orchestrator[int, tuple[int, int]], results: list[Any], first: int, count: int) -> list[int]:
     """When each step came out; what came out is added to the results."""
     ends: list[int] = []
-    async for result in orch.map(range(first, first + steps)):
+    async for result in orch.map(range(first, first + count)):
         ends.append(time.perf_counter_ns())
         results.append(result)
     return ends
@@ -156,16 +156,16 @@ class Bare:
         self._sources: list[Any] = [source.array for source in sources]
         self._out = cl.Buffer(context, cl.mem_flags.READ_WRITE, 64)
 
-    def step_ms(self, steps: int, *, copies: bool = True) -> float:
+    def step_ms(self, count: int, *, copies: bool = True) -> float:
         """Milliseconds a kernel, with its copy or without; raises `CheckFailed` if the last one saw another image."""
         cl, last, rounds = pyopencl(), np.int32(IMAGE_NBYTES - 1), np.int32(spin_rounds())
         done: list[Any] = []
         ends: list[int] = []
-        for i in range(steps + SLOTS):
+        for i in range(count + SLOTS):
             if i >= SLOTS:
                 done[i - SLOTS].wait()
                 ends.append(time.perf_counter_ns())
-            if i >= steps:
+            if i >= count:
                 continue
             image, copied = self._images[i % SLOTS], None
             if copies:
@@ -177,8 +177,8 @@ class Bare:
             self._kernels.flush()
         found = np.empty(3, "u4")
         cl.enqueue_copy(self._kernels, found, self._out)
-        if copies and found[1:].tolist() != [(steps - 1) % 251] * 2:
-            raise CheckFailed(f"the bare kernels saw {found[1:].tolist()}, not twice {(steps - 1) % 251}")
+        if copies and found[1:].tolist() != [(count - 1) % 251] * 2:
+            raise CheckFailed(f"the bare kernels saw {found[1:].tolist()}, not twice {(count - 1) % 251}")
         return step_ms(ends)
 
     def copy_ms(self) -> float:
