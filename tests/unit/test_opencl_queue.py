@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,29 +104,93 @@ def test_a_step_that_begins_behind_a_failed_command_begins_well(backend: OpenCLB
     assert barrier.command_execution_status < 0
 
 
+class _Flushing:
+    """A queue in front of the driver's own that does something else at a flush."""
+
+    def __init__(self, native: Any, flush: Callable[[], None]) -> None:
+        self._native = native
+        self.flush = flush
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
+class _Forwarding:
+    """pyopencl, whose functions take the queue that is behind."""
+
+    Error, Kernel = cl.Error, cl.Kernel
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def enqueue_copy(self, queue: Any, *args: Any, **options: Any) -> Any:
+        return cl.enqueue_copy(self._native, *args, **options)
+
+    def enqueue_marker(self, queue: Any, **options: Any) -> Any:
+        return cl.enqueue_marker(self._native, **options)
+
+
 def test_a_flush_that_fails_is_a_device_error(backend: OpenCLBackend) -> None:
     """What the driver says then is an error of ours too, with the stream's name."""
     stream, memory, host = backend.create_stream("copy"), backend.alloc(16), backend.alloc_host(16)
     queue: Any = stream
     native = _raw(stream)
 
-    class Refusing:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(native, name)
-
-        def flush(self) -> None:
-            raise cl.RuntimeError("clFlush failed: OUT_OF_HOST_MEMORY")
-
-    class Forwarding:
-        @staticmethod
-        def enqueue_copy(queue: Any, *args: Any, **options: Any) -> Any:
-            return cl.enqueue_copy(native, *args, **options)
-
-        Error = cl.Error
+    def refuse() -> None:
+        raise cl.RuntimeError("clFlush failed: OUT_OF_HOST_MEMORY")
 
     inner = queue._queue
-    inner._native, inner._cl = Refusing(), Forwarding()
+    inner._native, inner._cl = _Flushing(native, refuse), _Forwarding(native)
     with pytest.raises(DeviceError, match="flushing stream 'copy' failed: clFlush failed: OUT_OF_HOST_MEMORY"):
         stream.copy(memory, host, 16)
     inner._native, inner._cl = native, cl
     stream.synchronize(PATIENCE_S)
+
+
+def test_every_command_is_flushed(backend: OpenCLBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy, a kernel and a marker each reach the device without waiting for what comes behind them."""
+    stream, memory, host = backend.create_stream("copy"), backend.alloc(16), backend.alloc_host(16)
+    kernel = _kernel(backend)
+    queue: Any = stream
+    native, flushed = _raw(stream), list[str]()
+
+    def flush() -> None:
+        flushed.append("flush")
+        native.flush()
+
+    inner = queue._queue
+    inner._native, inner._cl = _Flushing(native, flush), _Forwarding(native)
+    monkeypatch.setattr(cl.Kernel, "__call__", lambda self, queue, *args, **options: _run(self, native, *args))
+    stream.copy(memory, host, 16)
+    assert len(flushed) == 1
+    stream.launch(NDRange(kernel, (16,)), memory, np.int32(1))
+    assert len(flushed) == 2
+    inner._shared = True  # as if the caller had the queue: now a fence is a marker
+    fence = stream.record()
+    assert len(flushed) == 3
+    inner._native, inner._cl = native, cl
+    fence.synchronize(PATIENCE_S)
+
+
+def _run(kernel: Any, queue: Any, global_size: Any, local_size: Any, *args: Any) -> Any:
+    kernel.set_args(*args)
+    return cl.enqueue_nd_range_kernel(queue, kernel, global_size, local_size)
+
+
+def test_staging_is_memory_that_the_driver_allocated_for_the_host(
+    backend: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices with memory of their own copy fastest from there (ALLOC_HOST_PTR); device memory is not of that kind."""
+    flags: list[int] = []
+    buffer = cl.Buffer
+
+    def noting(context: Any, wanted: int, size: int) -> Any:
+        flags.append(wanted)
+        return buffer(context, wanted, size)
+
+    monkeypatch.setattr(cl, "Buffer", noting)
+    host, device = backend.alloc_host(64), backend.alloc(64)
+    assert [bool(wanted & cl.mem_flags.ALLOC_HOST_PTR) for wanted in flags] == [True, False]
+    host.array[:] = 7  # it is mapped for good
+    device.free()
+    host.free()
