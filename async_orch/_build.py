@@ -63,8 +63,6 @@ class BuildStage(Stage):
             if program.slot_at_build:
                 slot = pipeline.memory.class_of(step).ring.acquire_as(Slot)
                 if slot is None:
-                    if pipeline.memory.poll():
-                        continue
                     break
                 step.slot = slot
                 step.slot_index, step.generation = slot.index, slot.generation

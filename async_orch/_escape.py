@@ -26,16 +26,19 @@ def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
     kind = type(value)
     if kind in PLAIN:
         return False
-    if isinstance(value, np.ndarray):
+    items: Iterable[Any]
+    if kind is tuple or kind is list:
+        items = value  # most often; asked first, since every step's output comes by here
+    elif isinstance(value, np.ndarray):
         return bool(np.may_share_memory(value, view))
-    if isinstance(value, memoryview):
+    elif isinstance(value, memoryview):
         return bool(np.may_share_memory(np.asarray(value), view))
-    if depth >= MAX_DEPTH:
-        return False
-    if isinstance(value, _SEQUENCES):  # a union would be made anew in each call
-        items: Iterable[Any] = value
+    elif isinstance(value, _SEQUENCES):  # a union would be made anew in each call
+        items = value
     elif isinstance(value, Mapping):
         items = value.values()
     else:
         return False
-    return any(type(item) not in PLAIN and escapes(item, view, depth + 1) for item in items)
+    if depth >= MAX_DEPTH or PLAIN.issuperset(map(type, items)):
+        return False
+    return any(escapes(item, view, depth + 1) for item in items)

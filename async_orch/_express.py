@@ -197,7 +197,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
                 if not 0 <= nbytes <= program.output_nbytes:
                     raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {program.output_nbytes}")
             step.d2h_nbytes = nbytes
-            if nbytes and memory.output is not None and memory.output_host is not None:
+            if nbytes and memory.output is not None and memory.output_host is not None and not memory.mapped:
                 device_end, fence = compute_stream.record_copy(memory.output_host, memory.output, nbytes)
             else:
                 fence = device_end = compute_stream.record()

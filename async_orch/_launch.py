@@ -154,7 +154,7 @@ class LaunchStage(Stage):
                 raise ValueError(f"launch returned {nbytes} output bytes, output_nbytes is {capacity}")
             if not program.slot_at_build:
                 step.d2h_nbytes = nbytes
-            if nbytes and memory.output is not None and memory.output_host is not None:
+            if nbytes and memory.output is not None and memory.output_host is not None and not memory.mapped:
                 step.device_end, step.output_done = stream.record_copy(memory.output_host, memory.output, nbytes)
             else:
                 step.device_end = step.output_done = stream.record()

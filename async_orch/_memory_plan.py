@@ -98,10 +98,10 @@ class MemoryPlan:
         for slot_class in self.classes:
             for memory in slot_class.memories:
                 count += 1
-                memory.allocate_host(self._backend, slot_class.sizes)
-                if self.naive:
-                    continue
                 try:
+                    memory.allocate_host(self._backend, slot_class.sizes, naive=self.naive)
+                    if self.naive:
+                        continue
                     memory.shadow = self._shadow_of(slot_class.sizes)
                     memory.allocate_device(self._backend, slot_class.sizes)
                 except OutOfDeviceMemory as exc:
@@ -215,7 +215,7 @@ class MemoryPlan:
         memory = SlotMemory()
         with ExitStack() as if_not_whole:
             if_not_whole.callback(memory.free)
-            memory.allocate_host(self._backend, slot_class.sizes)
+            memory.allocate_host(self._backend, slot_class.sizes, naive=self.naive)
             if not self.naive:
                 memory.shadow = self._shadow_of(slot_class.sizes)
                 memory.allocate_device(self._backend, slot_class.sizes)

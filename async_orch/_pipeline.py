@@ -113,6 +113,7 @@ class Pipeline:
         build, acquire, h2d, launch, retire = self.build, self.acquire, self.h2d, self.launch, self.retire
         to_build, to_acquire, to_copy, to_launch = build.queue, acquire.queue, h2d.queue, launch.queue
         admission, barriers, comparing = self.admission, self.barriers, h2d.comparing
+        retire.pending = None
         try:
             while True:
                 self.again = False

@@ -37,6 +37,8 @@ class RetireStage(Stage):
         self.clocks = StepClocks()
         self._watched: Fence | None = None
         self._watched_next: Fence | None = None
+        self.pending: Fence | None = None
+        """The head's fence, if this pump has seen that it is not done: its wake-up will tell."""
         self.collecting: CollectJob | None = None
         self.pool: WorkerPool[CollectJob] | None = None
         if pipeline.config.collect_in == "thread":
@@ -57,10 +59,12 @@ class RetireStage(Stage):
                 moved = True
                 continue
             fence = step.output_done
-            if fence is not None and not fence.query():
+            if fence is not None and (fence is self.pending or not fence.query()):
                 if fence is not self._watched or (self._watched_next is None and len(queue) > 1):
                     self._watch(fence)
-                self.pipeline.watchdog.start()
+                if fence is not self.pending:
+                    self.pending = fence
+                    self.pipeline.watchdog.start()
                 break
             if self.pool is None:
                 queue.popleft()

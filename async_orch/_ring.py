@@ -70,9 +70,9 @@ class Ring(Generic[ItemT]):
         return self._free
 
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
-        """A lease, of the given class, of a free buffer; None if there is none."""
+        """A lease, of the given class, of a free buffer or one whose fences are done; None if there is none."""
         free = self._free
-        if not free:
+        if not free and not (self._parked and self.poll()):
             return None
         index = free.popleft() if self._fifo else free.pop()
         return kind(self, index, self.generations[index])

@@ -46,12 +46,25 @@ _DEVICE_PARTS = ("image", "workspace", "feed", "output")
 class SlotMemory:
     """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output.
 
-    ``shadow`` is what the image holds, with ``upload="delta"``.
+    ``shadow`` is what the image holds, with ``upload="delta"``. With ``mapped`` the output's two buffers are one piece
+    of memory, and nothing is copied back.
     """
 
-    __slots__ = ("feed", "feed_host", "image", "output", "output_host", "output_view", "shadow", "sizes", "workspace")
+    __slots__ = (
+        "feed",
+        "feed_host",
+        "image",
+        "mapped",
+        "output",
+        "output_host",
+        "output_view",
+        "shadow",
+        "sizes",
+        "workspace",
+    )
 
     def __init__(self) -> None:
+        self.mapped = False
         self.sizes = SlotSizes()
         self.image: Buffer | None = None
         self.workspace: Buffer | None = None
@@ -62,12 +75,19 @@ class SlotMemory:
         self.output_view: ByteArray | None = None
         self.shadow: Shadow | None = None
 
-    def allocate_host(self, backend: Backend, sizes: SlotSizes) -> None:
-        """Allocate and touch the pinned parts."""
+    def allocate_host(self, backend: Backend, sizes: SlotSizes, *, naive: bool = False) -> None:
+        """Allocate and touch the pinned parts, and an output that both sides share; ``naive`` slots have none."""
         if sizes.feed_nbytes:
             self.feed_host = touched(backend, backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host"))
         if sizes.output_nbytes:
-            self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
+            pair = None if naive else backend.alloc_mapped(sizes.output_nbytes, name="slot.output")
+            if pair is None:
+                self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
+            else:
+                self.mapped = True
+                self.output, self.output_host = pair
+                for buffer in pair:
+                    backend.touch(buffer)
             self.output_view = self.output_host.array.view()
             self.output_view.flags.writeable = False
 
@@ -76,7 +96,7 @@ class SlotMemory:
         fresh: dict[str, Buffer] = {}
         with ExitStack() as undo:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
-                if nbytes:
+                if nbytes and not (self.mapped and part == "output"):
                     fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
                     undo.callback(give_back, fresh[part])
             undo.pop_all()
@@ -103,6 +123,8 @@ class SlotMemory:
                     give_back(old)
         if larger.output_view is not None:
             self.output_view = larger.output_view
+        if larger.output is not None:
+            self.mapped = larger.mapped
         self.sizes = sizes.or_larger(self.sizes)
 
     def buffers(self) -> list[Buffer]:
@@ -111,16 +133,17 @@ class SlotMemory:
         return [part for part in parts if part is not None]
 
     def free_device(self) -> None:
-        """Give the device parts back; the pinned ones stay."""
+        """Give the device parts back; the pinned ones stay, and what is mapped with them."""
         for part in _DEVICE_PARTS:
             buffer: Buffer | None = getattr(self, part)
-            if buffer is not None:
+            if buffer is not None and not (self.mapped and part == "output"):
                 give_back(buffer)
                 setattr(self, part, None)
         self.sizes = SlotSizes()
 
     def free(self) -> None:
         """Give everything back."""
+        self.mapped = False
         self.free_device()
         self.shadow = None
         self.output_view = None
@@ -167,7 +190,7 @@ class Slot(Lease[SlotMemory], eq=False):
 
     @property
     def output(self) -> Buffer:
-        """Device memory for the output, copied to the host after the kernels."""
+        """Device memory for the output, which the host gets after the kernels."""
         return self._part("output")
 
     def hold(self, fence: Fence) -> Self:

@@ -38,9 +38,7 @@ class AcquireStage(Stage):
             if slot is None:
                 slot = slot_class.ring.acquire_as(Slot)
                 if slot is None:
-                    if not memory.poll():
-                        break
-                    continue
+                    break
                 step.slot = slot
                 step.slot_index, step.generation = slot.index, slot.generation
             order.popleft()

@@ -16,6 +16,10 @@ _FD_LIMIT = 1024
 """A loop that waits by ``select`` fails in each wait once it watches a file of this number or a greater one."""
 
 
+_TAKEN = suppress(BlockingIOError)
+"""A forked child has read the file before us: the wake-up holds all the same. One for all, as each step comes by."""
+
+
 class Waker:
     """Runs ``callback`` on the loop soon after `wake`; wake-ups that come before it runs are merged.
 
@@ -130,7 +134,7 @@ class _Signal:
 
 
 def _answer(fd: int, waker: weakref.ref[Waker]) -> None:
-    with suppress(BlockingIOError):  # a forked child has taken it: the wake-up holds all the same
+    with _TAKEN:
         os.eventfd_read(fd)
     found = waker()
     if found is not None:

@@ -84,14 +84,14 @@ class StepRecord(msgspec.Struct, frozen=True):
         ``alloc_count``, ``alloc_nbytes``, ``alloc_ns``: device memory allocated on the step path, with its
         first touch; 0 with a ring, None where the backend cannot see allocations. ``copy_nbytes``: bytes
         copied to the device, of which ``sm_nbytes`` are the task table. ``d2h_nbytes``: bytes of output
-        copied back.
+        copied back, or read in place.
 
     Time on the device
         ``device_start_ns``, ``device_ns``: the kernels, on the clock that ``device_clock`` names: ``device``
         (the device's own, in host time), ``anchored`` (the device's, shifted to the host's once), ``host``
-        (read by the host when a marker was reached), ``none``. ``d2h_ns``: the output's copy. ``bubble_ns``: device
-        start minus end of the step launched before, None for the first. ``starved_ns``: the part of the
-        bubble before ``accept_ns``, when the device waited for the caller.
+        (read by the host when a marker was reached), ``none``. ``d2h_ns``: the output's copy, None without one.
+        ``bubble_ns``: device start minus end of the step launched before, None for the first. ``starved_ns``:
+        the part of the bubble before ``accept_ns``, when the device waited for the caller.
 
     Load
         ``in_flight``, ``on_device``: steps accepted, and launched, and not yet settled when this one was

@@ -65,6 +65,42 @@ class MemoryTests(Suite):
         stream.synchronize(PATIENCE_S)
         assert device.download(counter) == bytes([10] * 1000)
 
+    def test_the_host_reads_mapped_memory_in_place(self, device: OpenDevice) -> None:
+        """Where device and host share memory: what kernels wrote is in the host's array behind a fence, uncopied."""
+        backend, nbytes = device.backend, 100
+        before = backend.allocated_nbytes
+        pair = backend.alloc_mapped(nbytes, name="slot.output")
+        if pair is None:
+            pytest.skip("this device shares no memory with the host")
+        memory, host = pair
+        assert (memory.nbytes, memory.is_host, memory.name) == (nbytes, False, "slot.output")
+        assert (host.nbytes, host.is_host, host.name) == (nbytes, True, "slot.output")
+        if before is not None:
+            assert backend.allocated_nbytes == before + nbytes
+        assert not host.array.any()
+        for buffer in pair:
+            backend.touch(buffer)
+        assert not host.array.any()
+        stream = backend.create_stream("compute")
+        for times in (1, 2, 3):
+            device.kernels.add_one(stream, memory)
+            stream.record().synchronize(PATIENCE_S)
+            assert host.array.tolist() == [times] * nbytes
+        copied = device.host(bytes(nbytes))
+        stream.copy(copied, memory, nbytes)
+        stream.synchronize(PATIENCE_S)
+        assert copied.array.tolist() == [3] * nbytes
+        kept = host.array
+        memory.free()
+        assert host.array.tolist() == [3] * nbytes
+        host.free()
+        assert kept.tolist() == [3] * nbytes
+        assert backend.allocated_nbytes == before
+        with pytest.raises(DeviceError):
+            _ = host.array
+        with pytest.raises(DeviceError, match="-1"):
+            backend.alloc_mapped(-1)
+
     def test_an_allocation_counter_never_goes_back(self, device: OpenDevice) -> None:
         """Where the device's allocations are counted, it is by a number that only grows; freeing takes none away."""
         counter = device.backend.allocation_counter()

@@ -20,17 +20,15 @@ __all__ = ["DriverBackend", "DriverBuffer", "given_streams"]
 class DriverBuffer(Buffer):
     """A range of a driver's memory; freed once, by the caller or when its backend closes."""
 
-    __slots__ = ("_is_host", "freed", "on_free")
+    __slots__ = ("freed", "is_host", "on_free")
+
+    is_host: bool
 
     def __init__(self, nbytes: int, name: str, *, is_host: bool) -> None:
         super().__init__(nbytes, name)
-        self._is_host = is_host
+        self.is_host = is_host
         self.on_free: Callable[[DriverBuffer], None] | None = None
         self.freed = False
-
-    @property
-    def is_host(self) -> bool:
-        return self._is_host
 
     def check(self) -> None:
         """Raise `DeviceError` after `free`."""
@@ -117,6 +115,20 @@ class DriverBackend(Backend):
         buffer = self._kept(self._alloc_host(nbytes, name))
         buffer.array[:] = 0
         return buffer
+
+    def alloc_mapped(self, nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer] | None:
+        self._check_size(nbytes, name)
+        pair = self._alloc_mapped(nbytes, name)
+        if pair is None:
+            return None
+        memory, host = pair
+        host.array[:] = 0
+        self._allocated_nbytes += nbytes
+        return self._kept(memory), self._kept(host)
+
+    def _alloc_mapped(self, nbytes: int, name: str) -> tuple[DriverBuffer, DriverBuffer] | None:
+        """Memory that device and host share without copies, as both see it; None where there is none."""
+        return None
 
     @abstractmethod
     def _alloc(self, nbytes: int, name: str) -> DriverBuffer:

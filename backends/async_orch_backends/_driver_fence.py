@@ -87,11 +87,11 @@ class DriverFence(Fence):
         "_error",
         "_issued",
         "_over",
-        "_owner",
         "_signal",
         "_sources",
         "_watched",
         "event",
+        "owner",
     )
 
     notifies = True
@@ -103,7 +103,7 @@ class DriverFence(Fence):
         error: DeviceError | None = None,
         sources: tuple[DriverFence, ...] = (),
     ) -> None:
-        self._owner = owner
+        self.owner = owner
         self.event = event
         self._sources = sources
         self._error: BaseException | None = error
@@ -130,7 +130,7 @@ class DriverFence(Fence):
             self._over = True
             self._sources = ()
             return True
-        given_up = self._owner.given_up
+        given_up = self.owner.given_up
         if given_up is None:
             return False
         self._conclude(given_up)
@@ -142,7 +142,7 @@ class DriverFence(Fence):
 
     def synchronize(self, timeout_s: float | None = None) -> None:
         if not self.query():
-            self._owner.check_process()
+            self.owner.check_process()
             signal = self._signal_when_over()
             if signal is not None and not signal.wait(None if timeout_s is None else max(timeout_s, 0.0)):
                 raise TimeoutError(f"the fence was not reached within {timeout_s} s")
@@ -150,9 +150,9 @@ class DriverFence(Fence):
             raise_failure(self._error)
 
     def notify(self, callback: Callable[[], None]) -> None:
-        if not self.query() or self._owner.delivering():
-            self._owner.check_process()
-            with self._owner.fence_lock:
+        if not self.query() or self.owner.delivering():
+            self.owner.check_process()
+            with self.owner.fence_lock:
                 if not self._delivered:
                     self._callbacks = [*self._callbacks, callback]
                     self._watch()
@@ -171,11 +171,6 @@ class DriverFence(Fence):
     # -- for streams ---------------------------------------------------------------------------------------
 
     @property
-    def domain(self) -> object:
-        """Streams of the same domain can wait for the event in the driver."""
-        return self._owner.domain
-
-    @property
     def known_error(self) -> DeviceError | None:
         """The failure that the fence is certain to have, though it may not be over yet."""
         error = self._error
@@ -188,7 +183,7 @@ class DriverFence(Fence):
 
     def when_issued(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when the fence has a driver event or is over, at once if that is so."""
-        with self._owner.fence_lock:
+        with self.owner.fence_lock:
             if self.event is None and not self._over:
                 self._issued = [*self._issued, callback]
                 return
@@ -204,27 +199,27 @@ class DriverFence(Fence):
         self, event: NativeEvent, error: DeviceError | None, sources: tuple[DriverFence, ...]
     ) -> Sequence[Callable[[], None]]:
         """The driver was given the fence at last. Returns who wants to know, to be called without locks."""
-        with self._owner.fence_lock:
+        with self.owner.fence_lock:
             self._error = error
             self._sources = sources
             self.event = event
             issued, self._issued = self._issued, ()
             if self._watched:
-                self._owner.watch(self)
+                self.owner.watch(self)
         return issued
 
     def drop(self, error: DeviceError) -> None:
         """The fence will never be given to the driver."""
         self._conclude(error)
         self.deliver()
-        with self._owner.fence_lock:
+        with self.owner.fence_lock:
             issued, self._issued = self._issued, ()
         for callback in issued:
             call_back(callback)
 
     def deliver(self) -> None:
         """Tell everyone who waits. Called by the waiter thread, or by whoever closes the stream, once it is over."""
-        with self._owner.fence_lock:
+        with self.owner.fence_lock:
             self._delivered = True
             callbacks, self._callbacks = self._callbacks, ()
             signal = self._signal
@@ -240,7 +235,7 @@ class DriverFence(Fence):
         if self._error is None and error is not None:
             self._error = error
             if isinstance(error, DeviceError):
-                self._owner.failed(error)
+                self.owner.failed(error)
         self._over = True
         self._sources = ()
 
@@ -251,7 +246,7 @@ class DriverFence(Fence):
         return None
 
     def _signal_when_over(self) -> threading.Event | None:
-        with self._owner.fence_lock:
+        with self.owner.fence_lock:
             if self._delivered:
                 return None
             if self._signal is None:
@@ -263,4 +258,4 @@ class DriverFence(Fence):
         if not self._watched:
             self._watched = True
             if self.event is not None:
-                self._owner.watch(self)
+                self.owner.watch(self)

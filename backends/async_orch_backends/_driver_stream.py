@@ -40,6 +40,8 @@ class DriverStream(Stream):
 
     def __init__(self, name: str, device: DeviceState, queue: DriverQueue) -> None:
         self.name = name
+        self.domain = queue.domain
+        """Streams of one domain wait for each other in the driver."""
         self.fence_lock = threading.Lock()
         self.closed = False
         self.given_up: DeviceError | None = None
@@ -200,28 +202,25 @@ class DriverStream(Stream):
 
     # -- fences from elsewhere -----------------------------------------------------------------------------
 
-    @property
-    def domain(self) -> object:
-        """Streams of one domain wait for each other in the driver."""
-        return self._queue.domain
-
     def _passed(self, fence: Fence) -> bool:
         """Put ``fence`` behind us: it is done, or the driver can wait for it. False if neither holds yet."""
         if fence.query():
             self._error = self._error or failure_of(fence)
             return True
-        if isinstance(fence, DriverFence) and fence.event is not None and fence.domain == self._queue.domain:
+        if isinstance(fence, DriverFence) and fence.event is not None and fence.owner.domain == self.domain:
             self._queue.wait(fence.event)
             self._error = self._error or fence.known_error
-            for source in self._sources:
-                source.trim()
-            self._sources = [*(source for source in self._sources if not source.passed_well), fence]
+            if self._sources:
+                for source in self._sources:
+                    source.trim()
+                self._sources = [source for source in self._sources if not source.passed_well]
+            self._sources.append(fence)
             return True
         return False
 
     def _pump_after(self, fence: Fence) -> None:
         """Have `_pump` called when ``fence`` may have become passable."""
-        if isinstance(fence, DriverFence) and fence.domain == self._queue.domain:
+        if isinstance(fence, DriverFence) and fence.owner.domain == self.domain:
             fence.when_issued(self._pump)
         elif fence.notifies:
             fence.notify(self._pump)

@@ -11,7 +11,7 @@ from async_orch.exceptions import DeviceError
 from ._anchored_clock import AnchoredClock
 from ._opencl_driver import status_error
 
-__all__ = ["EventReader", "OpenCLEvent"]
+__all__ = ["Command", "EventReader", "OpenCLEvent"]
 
 
 class EventReader:
@@ -36,52 +36,93 @@ class EventReader:
         self.end = cl.profiling_info.END
 
 
-class OpenCLEvent:
-    """A place in a queue: over when all of its driver events are. Without any, it is over from the start.
+class Command:
+    """A command of a queue by its event, which is asked for nothing that it has told once and for all.
 
-    The time is that of the last event's end, but not before the place was marked: a queue that was idle is reached
+    Several places in the queue stand on one command, and each is looked at by the loop and by a thread that waits.
+    Threads may ask at once: they write the same.
+
+    Attributes
+    ----------
+    status:
+        As far as seen: greater than 0 until `look` has found the command to be over; 0 if it went well, less if not.
+    end:
+        When it was over by the device's clock, once `ask_end` has been called.
+    """
+
+    __slots__ = ("end", "event", "status")
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+        self.status = 1
+        self.end: int | None = None
+
+    def look(self, reader: EventReader) -> int:
+        """The status now."""
+        status = self.status
+        if status > 0:
+            status = self.status = self.event.get_info(reader.status)
+        return status
+
+    def ask_end(self, reader: EventReader) -> int:
+        """`end`, from the driver. Raises pyopencl's ``Error`` where it is not known."""
+        end: int = self.event.get_profiling_info(reader.end)
+        self.end = end
+        return end
+
+
+class OpenCLEvent:
+    """A place in a queue: over when all of its commands are. Without any, it is over from the start.
+
+    The time is that of the last command's end, but not before the place was marked: a queue that was idle is reached
     when it is asked. ``earlier`` is a command of before the last isolation, whose failure is not the place's.
     """
 
-    __slots__ = ("_earlier", "_enqueue_ns", "_over", "_reader", "_time_ns", "error", "events")
+    __slots__ = ("_earlier", "_enqueue_ns", "_over", "_reader", "_time_ns", "commands", "error")
 
     def __init__(
-        self, reader: EventReader, events: Sequence[Any], failure: DeviceError | None = None, earlier: Any = None
+        self,
+        reader: EventReader,
+        commands: Sequence[Command],
+        failure: DeviceError | None = None,
+        earlier: Command | None = None,
     ) -> None:
-        self.events = events
+        self.commands = commands
         self.error = failure
         self._reader = reader
         self._earlier = earlier
         self._enqueue_ns = time.monotonic_ns()
-        self._over = not events
+        self._over = not commands
         self._time_ns: int | None = None
 
     @property
     def native(self) -> Any:
-        return self.events[0] if self.events else None
+        return self.commands[0].event if self.commands else None
 
     def query(self) -> bool:
         if self._over:
             return True
-        error, what = self.error, self._reader.status
-        for event in self.events:
-            status = event.get_info(what)
+        error, reader = self.error, self._reader
+        for command in self.commands:
+            status = command.status
             if status > 0:
-                return False
-            if status < 0 and error is None and event is not self._earlier:
-                error = status_error(status, self._reader.stream)
+                status = command.look(reader)
+                if status > 0:
+                    return False
+            if status < 0 and error is None and command is not self._earlier:
+                error = status_error(status, reader.stream)
         self.error = error
         self._over = True
         return True
 
     def wait(self, timeout_s: float) -> bool:
         reader = self._reader
-        failed, what = reader.cl.Error, reader.status
-        for event in self.events:
-            if event.get_info(what) <= 0:
+        failed = reader.cl.Error
+        for command in self.commands:
+            if command.look(reader) <= 0:
                 continue  # each wait gives the GIL away, also where there is nothing to wait for
             try:
-                event.wait()
+                command.event.wait()
             except failed:
                 continue  # `query` says how
         reader.clock.renew()
@@ -91,13 +132,18 @@ class OpenCLEvent:
         time_ns = self._time_ns
         if time_ns is None and self.error is None:
             reader, time_ns = self._reader, self._enqueue_ns
-            what, offset_ns = reader.end, reader.clock.offset_ns
+            offset_ns = reader.clock.offset_ns
             try:
-                for event in self.events:
-                    end_ns = event.get_profiling_info(what) + offset_ns
-                    if end_ns > time_ns:
-                        time_ns = end_ns
+                for command in self.commands:
+                    end = command.end
+                    if end is None:
+                        end = command.ask_end(reader)
+                    end += offset_ns
+                    if end > time_ns:
+                        time_ns = end
             except reader.cl.Error:  # the caller's queue does not profile
                 return None
-            self._time_ns = time_ns = min(time_ns, time.monotonic_ns())
+            if time_ns > self._enqueue_ns:
+                time_ns = min(time_ns, time.monotonic_ns())
+            self._time_ns = time_ns
         return time_ns

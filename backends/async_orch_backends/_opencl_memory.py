@@ -10,7 +10,7 @@ from async_orch.abc import ByteArray
 
 from ._driver_backend import DriverBuffer
 
-__all__ = ["OpenCLBuffer", "OpenCLHostBuffer"]
+__all__ = ["OpenCLBuffer", "OpenCLHostBuffer", "device_memory", "host_memory", "shared_memory", "shares_memory"]
 
 _DLPACK_OPENCL = 4  # kDLOpenCL of dlpack.h
 
@@ -23,9 +23,9 @@ class OpenCLBuffer(DriverBuffer):
 
     __slots__ = ("_memory",)
 
-    def __init__(self, cl: Any, context: Any, nbytes: int, name: str) -> None:
+    def __init__(self, memory: Any, nbytes: int, name: str) -> None:
         super().__init__(nbytes, name, is_host=False)
-        self._memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, max(nbytes, 1))
+        self._memory: Any = memory
 
     @property
     def array(self) -> ByteArray:
@@ -54,23 +54,18 @@ class OpenCLBuffer(DriverBuffer):
         )
 
     def release(self) -> None:
-        self._memory.release()  # the driver keeps it for as long as enqueued commands use it
+        memory, self._memory = self._memory, None
+        memory.release()  # the driver keeps it for as long as enqueued commands use it; what it shares, it does not
 
 
 class OpenCLHostBuffer(DriverBuffer):
-    """Host memory that the driver allocated (ALLOC_HOST_PTR), which devices with memory of their own copy fastest.
-
-    It stays mapped for its whole life, and copies name its address. A view taken before `free` keeps it mapped.
-    """
+    """Host memory that the driver allocated; copies name its address. A view taken before `free` keeps it."""
 
     __slots__ = ("_array",)
 
-    def __init__(self, cl: Any, queue: Any, nbytes: int, name: str) -> None:
+    def __init__(self, array: ByteArray, nbytes: int, name: str) -> None:
         super().__init__(nbytes, name, is_host=True)
-        flags, size = cl.map_flags, max(nbytes, 1)
-        memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, size)
-        mapped, _ = cl.enqueue_map_buffer(queue, memory, flags.READ | flags.WRITE, 0, (size,), np.uint8)
-        self._array: ByteArray | None = mapped[:nbytes]
+        self._array: ByteArray | None = array[:nbytes]
 
     @property
     def array(self) -> ByteArray:
@@ -87,3 +82,39 @@ class OpenCLHostBuffer(DriverBuffer):
 
     def release(self) -> None:
         self._array = None
+
+
+def device_memory(cl: Any, context: Any, nbytes: int, name: str) -> OpenCLBuffer:
+    """Memory of the device. Raises pyopencl's errors."""
+    return OpenCLBuffer(cl.Buffer(context, cl.mem_flags.READ_WRITE, max(nbytes, 1)), nbytes, name)
+
+
+def host_memory(cl: Any, queue: Any, nbytes: int, name: str) -> OpenCLHostBuffer:
+    """Host memory of the driver's (ALLOC_HOST_PTR), which devices with memory of their own copy fastest.
+
+    It stays mapped for its whole life. Raises pyopencl's errors and `MemoryError`.
+    """
+    flags, size = cl.map_flags, max(nbytes, 1)
+    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, size)
+    mapped, _ = cl.enqueue_map_buffer(queue, memory, flags.READ | flags.WRITE, 0, (size,), np.uint8)
+    return OpenCLHostBuffer(mapped, nbytes, name)
+
+
+def shares_memory(cl: Any, device: Any) -> bool:
+    """Whether the device works in the host's memory, and kernels and the host may use a buffer there in turn.
+
+    That is fine-grained shared virtual memory (OpenCL 2.0): it needs neither copies nor mapping, and what a command
+    wrote is seen by whoever sees that the command is over.
+    """
+    try:
+        capable = device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER
+    except (AttributeError, cl.Error):  # pyopencl, or the driver, is of before 2.0
+        return False
+    return bool(capable and device.host_unified_memory)
+
+
+def shared_memory(cl: Any, context: Any, nbytes: int, name: str) -> tuple[OpenCLBuffer, OpenCLHostBuffer]:
+    """Such memory, as a buffer of the device and as one of the host. Raises pyopencl's errors."""
+    array = cl.fsvm_empty(context, max(nbytes, 1), np.uint8, alignment=0)  # that of the largest type
+    memory = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+    return OpenCLBuffer(memory, nbytes, name), OpenCLHostBuffer(array, nbytes, name)

@@ -17,7 +17,7 @@ from ._driver_fence import NativeEvent
 from ._driver_queue import DriverQueue
 from ._driver_stream import DriverStream
 from ._opencl_driver import driver_error, status_error
-from ._opencl_event import EventReader, OpenCLEvent
+from ._opencl_event import Command, EventReader, OpenCLEvent
 from ._opencl_memory import OpenCLBuffer
 
 __all__ = ["NDRange", "OpenCLQueue", "OpenCLStream"]
@@ -60,10 +60,10 @@ class OpenCLQueue:
         self._name = name
         self._shared = not owned
         self._domain = ("opencl", native.context.int_ptr)
-        self._waits: list[Any] = []
-        self._running: deque[Any] = deque()  # commands since the last isolation that were not seen to be over well
-        self._earlier: deque[Any] = deque()  # those before it
-        self._last: Any = None
+        self._waits: list[Command] = []
+        self._running: deque[Command] = deque()  # since the last isolation, those not seen to be over well
+        self._earlier: deque[Command] = deque()  # those before it
+        self._last: Command | None = None
         self._looked = False  # for failures, just before the last command, behind which nothing else has come
         self._failure: DeviceError | None = None
 
@@ -94,11 +94,10 @@ class OpenCLQueue:
         to_host, from_host = dst.is_host, src.is_host
         if to_host and from_host:
             raise DeviceError(f"backend 'opencl' copies from or to device memory, not {src!r} to {dst!r}; use numpy")
-        target = dst.array[dst_offset : dst_offset + nbytes] if to_host else self._memory(dst)
-        source = src.array[src_offset : src_offset + nbytes] if from_host else self._memory(src)
+        target, source = self._end(dst, dst_offset, nbytes), self._end(src, src_offset, nbytes)
         if not nbytes or self._has_failed():
             return
-        options: dict[str, Any] = {"wait_for": self._waits or None}
+        options: dict[str, Any] = {"wait_for": _events(self._waits) if self._waits else None}
         if not to_host:
             options["dst_offset"] = dst_offset
         if not from_host:
@@ -114,7 +113,11 @@ class OpenCLQueue:
         self._enqueued(event)
 
     @staticmethod
-    def _memory(buffer: Buffer) -> Any:
+    def _end(buffer: Buffer, offset: int, nbytes: int) -> Any:
+        """One end of a copy as pyopencl takes it: a part of a host array, or device memory without the offset."""
+        if buffer.is_host:
+            array = buffer.array
+            return array if nbytes == buffer.nbytes else array[offset : offset + nbytes]
         if isinstance(buffer, OpenCLBuffer):
             return buffer.native
         raise DeviceError(f"backend 'opencl' cannot copy from or to {buffer!r}, device memory of another backend")
@@ -130,8 +133,9 @@ class OpenCLQueue:
         natives = [arg.native if type(arg) is OpenCLBuffer else self._argument(arg, called) for arg in args]
         if self._has_failed():
             return
+        waits = _events(self._waits) if self._waits else None
         try:
-            event = called(self._native, global_size, local_size, *natives, wait_for=self._waits or None)
+            event = called(self._native, global_size, local_size, *natives, wait_for=waits)
         except (self._cl.Error, TypeError, ValueError, RuntimeError) as exc:  # the last of numbers that do not fit
             what = f"launching kernel {called.function_name!r} on stream {self._name!r}"
             raise driver_error(exc, what) from exc
@@ -153,8 +157,8 @@ class OpenCLQueue:
         self._waits = []  # the command has them now; before, one that is refused must not take them with it
         # Kept until it is over: a failure must not pass unseen, and the event of a copy from or to host memory blocks,
         # holding the GIL, when it is dropped before that.
-        self._running.append(event)
-        self._last = event
+        self._last = command = Command(event)
+        self._running.append(command)
         self._looked = True
         try:
             self._native.flush()
@@ -167,18 +171,18 @@ class OpenCLQueue:
         A driver may fail a command whose event list holds a failed event, run it all the same if it comes late
         enough, or never end it (PoCL 3.0).
         """
-        earlier, running, what = self._earlier, self._running, self._reader.status
-        while earlier and earlier[0].get_info(what) <= 0:
+        earlier, running, reader = self._earlier, self._running, self._reader
+        while earlier and earlier[0].look(reader) <= 0:
             earlier.popleft()
         while running and self._failure is None:
-            status = running[0].get_info(what)
+            status = running[0].look(reader)
             if status > 0:
                 break
             if status < 0:
                 self._failure = status_error(status, self._name)
             running.popleft()
-        for event in self._waits:
-            status = event.get_info(what)
+        for command in self._waits:
+            status = command.look(reader)
             if status < 0 and self._failure is None:
                 self._failure = status_error(status, self._name)
         return self._failure is not None
@@ -190,17 +194,17 @@ class OpenCLQueue:
             self._earlier += self._running
             self._running.clear()
         if self._waits:
-            self._waits = [event for event in self._waits if event.get_info(self._reader.status) >= 0]
+            self._waits = [command for command in self._waits if command.look(self._reader) >= 0]
 
     def record(self) -> NativeEvent:
         failed = self._failure is not None
         if not self._looked and self._running:
             failed = self._has_failed()
         last, running = self._last, list(self._running)
-        earlier: Any = None
+        earlier: Command | None = None
         if self._shared:
             try:
-                last = self._cl.enqueue_marker(self._native, wait_for=self._pending(self._waits) or None)
+                last = Command(self._cl.enqueue_marker(self._native, wait_for=_events(self._pending()) or None))
                 self._native.flush()
             except self._cl.Error as exc:
                 raise driver_error(exc, f"recording on stream {self._name!r}") from exc
@@ -208,28 +212,32 @@ class OpenCLQueue:
             running.pop()  # it is the last one
         elif last is not None and not failed:
             # Over well, or of before the isolation: then its failure is not ours, whether it came or will come.
-            status = last.get_info(self._reader.status)
+            status = last.look(self._reader)
             if status < 0:
                 last = self._last = None
             elif status > 0:
                 earlier = last
-        events = [*running, *self._waits] if last is None else [last, *running, *self._waits]
-        return OpenCLEvent(self._reader, events, self._failure if failed else None, earlier)
+        commands = [*running, *self._waits] if last is None else [last, *running, *self._waits]
+        return OpenCLEvent(self._reader, commands, self._failure if failed else None, earlier)
 
     def wait(self, event: NativeEvent) -> None:
         if isinstance(event, OpenCLEvent):
             self._looked = False
-            self._waits += self._pending(event.events)
+            self._waits += [command for command in event.commands if command.status > 0]
 
-    def _pending(self, events: Sequence[Any]) -> list[Any]:
-        what = self._reader.status
-        return [event for event in events if event.get_info(what) > 0]
+    def _pending(self) -> list[Command]:
+        return [command for command in self._waits if command.look(self._reader) > 0]
 
     def close(self) -> None:
         self._running.clear()
         self._earlier.clear()
         self._waits.clear()
         self._last = None
+
+
+def _events(commands: Sequence[Command]) -> list[Any]:
+    """What a driver's call takes as ``wait_for``, where there are any."""
+    return [command.event for command in commands]
 
 
 class OpenCLStream(DriverStream):

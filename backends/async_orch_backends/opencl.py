@@ -34,7 +34,7 @@ from ._driver_backend import DriverBackend, DriverBuffer
 from ._driver_queue import DriverQueue
 from ._memory import CHECKED_NBYTES, available_nbytes
 from ._opencl_driver import driver_error, find_device, load_pyopencl, queue_of, support_of
-from ._opencl_memory import OpenCLBuffer, OpenCLHostBuffer
+from ._opencl_memory import device_memory, host_memory, shared_memory, shares_memory
 from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
 
 __all__ = ["NDRange", "OpenCLBackend", "OpenCLStream", "open_backend"]
@@ -115,16 +115,24 @@ class OpenCLBackend(DriverBackend):
     def _alloc(self, nbytes: int, name: str) -> DriverBuffer:
         self._check_one(nbytes, name)
         try:
-            return OpenCLBuffer(self._cl, self.context, nbytes, name)
+            return device_memory(self._cl, self.context, nbytes, name)
         except self._cl.Error as exc:
             raise self._refused(nbytes, name, exc) from exc
 
     def _alloc_host(self, nbytes: int, name: str) -> DriverBuffer:
         self._check_one(nbytes, name)
         try:
-            return OpenCLHostBuffer(self._cl, self._own_queue, nbytes, name)
+            return host_memory(self._cl, self._own_queue, nbytes, name)
         except (self._cl.Error, MemoryError) as exc:
             raise self._refused(nbytes, name, exc) from exc
+
+    def _alloc_mapped(self, nbytes: int, name: str) -> tuple[DriverBuffer, DriverBuffer] | None:
+        if not shares_memory(self._cl, self._native):
+            return None
+        try:
+            return shared_memory(self._cl, self.context, nbytes, name)
+        except (self._cl.Error, MemoryError):
+            return None  # there may be less of it than of other memory
 
     def free_nbytes(self) -> int | None:
         """Known where the device's memory is the machine's; OpenCL itself does not tell."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyopencl as cl
-from async_orch_backends._opencl_memory import OpenCLBuffer
+from async_orch_backends._opencl_memory import device_memory
 from async_orch_backends.opencl import NDRange
 
 from async_orch.abc import Buffer, Stream
@@ -42,7 +42,7 @@ class OpenCLKernels(Kernels):
         queue = stream.native
         event = cl.UserEvent(queue.context)
         barrier = cl.enqueue_barrier(queue, wait_for=[event])
-        stream.copy(OpenCLBuffer(cl, queue.context, source.nbytes, "target"), source, source.nbytes)
+        stream.copy(device_memory(cl, queue.context, source.nbytes, "target"), source, source.nbytes)
         event.set_status(cl.status_code.OUT_OF_RESOURCES)  # the driver fails what is behind the event
         self._kept.append(barrier)  # PoCL 3.0 aborts the process when an event is dropped before it fails
 
