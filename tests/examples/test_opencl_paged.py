@@ -100,7 +100,7 @@ async def test_logits_depend_on_the_sequence_alone(tmp_path: Path) -> None:
 
 
 async def test_a_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step enqueues a copy of its image and one kernel, whose output is read in place; numpy multiplies nothing."""
+    """A step enqueues one copy of its image and one kernel, whose output is read in place; numpy multiplies nothing."""
     make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
     requests = [Request(prompt, 6) for prompt in PROMPTS[:5]]
     expected = await run(PagedModel(tmp_path, max_batch=2), requests)
