@@ -161,9 +161,10 @@ class StepIterator(Generic[StepT, ResultT]):
             else:
                 await window.wait_changed()
         handle: StepHandle[ResultT] = StepHandle(window.pending[0])
+        result: StepResult[ResultT] | None = None
         if not handle.done():
             try:
-                await handle
+                result = await handle
             except OrchError:
                 if not handle.done():
                     raise
@@ -171,7 +172,7 @@ class StepIterator(Generic[StepT, ResultT]):
         window.pending.popleft()
         window.signal()
         self._top_up()
-        return handle.result()
+        return handle.result() if result is None else result
 
     def _top_up(self, now_ns: int = 0) -> None:
         """Submit from a plain iterable as long as there is room in the window and in the pipeline."""

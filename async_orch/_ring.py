@@ -28,7 +28,7 @@ class Ring(Generic[ItemT]):
     ``on_free(item)`` is called whenever a buffer has come back for good, before it can be leased again.
     """
 
-    __slots__ = ("_fifo", "_free", "_parked", "_quarantined", "generations", "items", "on_free")
+    __slots__ = ("_fifo", "_quarantined", "free_indices", "generations", "items", "on_free", "parked")
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class Ring(Generic[ItemT]):
         self.items: list[ItemT] = list(items)
         self._fifo = fifo
         self.on_free = on_free
-        self._free: deque[int] = deque(range(len(items)))
+        self.free_indices: deque[int] = deque(range(len(items)))
+        """The buffers that can be leased now, live: the same object for the life of the ring."""
         self.generations = [0] * len(items)
-        self._parked: dict[int, tuple[Fence, ...]] = {}
+        self.parked: dict[int, tuple[Fence, ...]] = {}
+        """Buffers given back whose fences are awaited, live as well."""
         self._quarantined: set[int] = set()
 
     @property
@@ -51,7 +53,7 @@ class Ring(Generic[ItemT]):
 
         To be kept by whoever leases often: it is the queue's own method.
         """
-        return self._free.popleft if self._fifo else self._free.pop
+        return self.free_indices.popleft if self._fifo else self.free_indices.pop
 
     def lease(self, index: int) -> Lease[ItemT]:
         """The lease that `take` began, as an object: for those who outlive the call."""
@@ -62,17 +64,12 @@ class Ring(Generic[ItemT]):
         self.generations[index] += 1
         if self.on_free is not None:
             self.on_free(self.items[index])
-        self._free.append(index)
-
-    @property
-    def free_indices(self) -> deque[int]:
-        """The buffers that can be leased now, live: the same object for the life of the ring."""
-        return self._free
+        self.free_indices.append(index)
 
     def acquire_as(self, kind: type[LeaseT]) -> LeaseT | None:
         """A lease, of the given class, of a free buffer or one whose fences are done; None if there is none."""
-        free = self._free
-        if not free and not (self._parked and self.poll()):
+        free = self.free_indices
+        if not free and not (self.parked and self.poll()):
             return None
         index = free.popleft() if self._fifo else free.pop()
         return kind(self, index, self.generations[index])
@@ -92,24 +89,24 @@ class Ring(Generic[ItemT]):
         if fences:
             pending = tuple(fence for fence in fences if not fence.query())
             if pending:
-                self._parked[index] = pending
+                self.parked[index] = pending
                 return
         if self.on_free is not None:
             self.on_free(self.items[index])
-        self._free.append(index)
+        self.free_indices.append(index)
 
     def _put_back(self, index: int) -> None:
         if self.on_free is not None:
             self.on_free(self.items[index])
-        self._free.append(index)
+        self.free_indices.append(index)
 
     def poll(self) -> bool:
         """Free the parked buffers whose fences are done; True if there was one."""
-        if not self._parked:
+        if not self.parked:
             return False
-        done = [index for index, fences in self._parked.items() if all(f.query() for f in fences)]
+        done = [index for index, fences in self.parked.items() if all(f.query() for f in fences)]
         for index in done:
-            del self._parked[index]
+            del self.parked[index]
             self._put_back(index)
         return bool(done)
 
@@ -123,25 +120,25 @@ class Ring(Generic[ItemT]):
         """One more buffer, free."""
         self.generations.append(0)
         self.items.append(item)
-        self._free.append(len(self.items) - 1)
+        self.free_indices.append(len(self.items) - 1)
 
     def is_free(self, index: int) -> bool:
         """Whether nobody has the buffer, and no fence is awaited."""
-        return index in self._free
+        return index in self.free_indices
 
     def parked_fences(self) -> list[Fence]:
         """The fences that parked buffers still wait for."""
-        return [f for fences in self._parked.values() for f in fences if not f.query()]
+        return [f for fences in self.parked.values() for f in fences if not f.query()]
 
     @property
     def free(self) -> int:
         """Buffers that can be leased now."""
-        return len(self._free)
+        return len(self.free_indices)
 
     @property
     def leased(self) -> int:
         """Buffers leased, or parked until their last fence is done."""
-        return len(self.items) - len(self._free) - len(self._quarantined)
+        return len(self.items) - len(self.free_indices) - len(self._quarantined)
 
     @property
     def quarantined(self) -> int:

@@ -163,35 +163,44 @@ class Slot(Lease[SlotMemory], eq=False):
     holds: tuple[Fence, ...] = ()
     fixed_image: Buffer | None = None
 
-    def _part(self, name: str) -> Buffer:
-        buffer: Buffer | None = getattr(self.item, name)
-        if buffer is None:
-            raise ConfigurationError(f"the slot has no {name}: {name}_nbytes of the program's SlotSpec is 0")
-        return buffer
-
     @property
     def image(self) -> Buffer:
         """Device memory with the step's image; with ``image_at="fixed"`` the program's one fixed region.
 
         With ``upload="delta"`` the kernels must leave it as it is, see `StepProgram.writes_image`.
         """
-        image = self._part("image")
+        image = self.item.image
+        if image is None:
+            raise self._missing("image")
         return image if self.fixed_image is None else self.fixed_image
 
     @property
     def workspace(self) -> Buffer:
         """Device memory for intermediate values; contents undefined."""
-        return self._part("workspace")
+        workspace = self.item.workspace
+        if workspace is None:
+            raise self._missing("workspace")
+        return workspace
 
     @property
     def feed(self) -> Buffer:
         """Device memory with what ``feed`` wrote; undefined for a step without ``after``."""
-        return self._part("feed")
+        feed = self.item.feed
+        if feed is None:
+            raise self._missing("feed")
+        return feed
 
     @property
     def output(self) -> Buffer:
         """Device memory for the output, which the host gets after the kernels."""
-        return self._part("output")
+        output = self.item.output
+        if output is None:
+            raise self._missing("output")
+        return output
+
+    @staticmethod
+    def _missing(name: str) -> ConfigurationError:
+        return ConfigurationError(f"the slot has no {name}: {name}_nbytes of the program's SlotSpec is 0")
 
     def hold(self, fence: Fence) -> Self:
         """Keep the slot from being reused until ``fence`` too: for work of other streams that reads it.

@@ -27,8 +27,16 @@ class AcquireStage(Stage):
 
     name = "acquire"
 
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        classes = pipeline.memory.classes
+        self.only = classes[0].ring if len(classes) == 1 else None
+
     def advance(self) -> bool:
         pipeline, order = self.pipeline, self.queue
+        only = self.only
+        if only is not None and not only.free_indices and not only.parked and order[0].slot is None:
+            return False  # told at once, since each step is here several times before it gets its slot
         memory, to_copy = pipeline.memory, pipeline.h2d.queue
         moved = False
         while order and order[0].state == BUILT and len(to_copy) < pipeline.queue_depth:

@@ -165,10 +165,7 @@ class DriverStream(Stream):
     def _isolate(self) -> None:
         if self._deferred:
             self._deferred.append(ISOLATE)
-        else:
-            self._isolate_now()
-
-    def _isolate_now(self) -> None:
+            return
         self._error = None
         self._sources.clear()
         self._queue.isolate()
@@ -256,7 +253,9 @@ class DriverStream(Stream):
 
     def _give(self, op: _Work | Isolate | DriverFence, tell: list[Callable[[], None]]) -> None:
         if isinstance(op, Isolate):
-            self._isolate_now()
+            self._error = None
+            self._sources.clear()
+            self._queue.isolate()
             return
         try:
             if isinstance(op, DriverFence):

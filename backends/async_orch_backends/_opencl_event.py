@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from async_orch.exceptions import DeviceError
 
 from ._anchored_clock import AnchoredClock
@@ -36,7 +38,7 @@ class EventReader:
         self.end = cl.profiling_info.END
 
 
-class Command:
+class Command(msgspec.Struct, eq=False):
     """A command of a queue by its event, which is asked for nothing that it has told once and for all.
 
     Several places in the queue stand on one command, and each is looked at by the loop and by a thread that waits.
@@ -50,12 +52,9 @@ class Command:
         When it was over by the device's clock, once `ask_end` has been called.
     """
 
-    __slots__ = ("end", "event", "status")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self.status = 1
-        self.end: int | None = None
+    event: Any
+    status: int = 1
+    end: int | None = None
 
     def look(self, reader: EventReader) -> int:
         """The status now."""
@@ -71,52 +70,43 @@ class Command:
         return end
 
 
-class OpenCLEvent:
+class OpenCLEvent(msgspec.Struct, eq=False):
     """A place in a queue: over when all of its commands are. Without any, it is over from the start.
 
-    The time is that of the last command's end, but not before the place was marked: a queue that was idle is reached
-    when it is asked. ``earlier`` is a command of before the last isolation, whose failure is not the place's.
+    The time is that of the last command's end, but not before ``marked_ns``: an idle queue is reached when it is
+    asked. ``earlier`` is a command of before the last isolation, whose failure is not the place's.
     """
 
-    __slots__ = ("_earlier", "_enqueue_ns", "_over", "_reader", "_time_ns", "commands", "error")
-
-    def __init__(
-        self,
-        reader: EventReader,
-        commands: Sequence[Command],
-        failure: DeviceError | None = None,
-        earlier: Command | None = None,
-    ) -> None:
-        self.commands = commands
-        self.error = failure
-        self._reader = reader
-        self._earlier = earlier
-        self._enqueue_ns = time.monotonic_ns()
-        self._over = not commands
-        self._time_ns: int | None = None
+    reader: EventReader
+    commands: Sequence[Command]
+    error: DeviceError | None
+    earlier: Command | None
+    marked_ns: int
+    over: bool
+    reached_ns: int | None = None
 
     @property
     def native(self) -> Any:
         return self.commands[0].event if self.commands else None
 
     def query(self) -> bool:
-        if self._over:
+        if self.over:
             return True
-        error, reader = self.error, self._reader
+        error, reader = self.error, self.reader
         for command in self.commands:
             status = command.status
             if status > 0:
                 status = command.look(reader)
                 if status > 0:
                     return False
-            if status < 0 and error is None and command is not self._earlier:
+            if status < 0 and error is None and command is not self.earlier:
                 error = status_error(status, reader.stream)
         self.error = error
-        self._over = True
+        self.over = True
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        reader = self._reader
+        reader = self.reader
         failed = reader.cl.Error
         for command in self.commands:
             if command.look(reader) <= 0:
@@ -129,9 +119,9 @@ class OpenCLEvent:
         return True
 
     def time_ns(self) -> int | None:
-        time_ns = self._time_ns
+        time_ns = self.reached_ns
         if time_ns is None and self.error is None:
-            reader, time_ns = self._reader, self._enqueue_ns
+            reader, time_ns = self.reader, self.marked_ns
             offset_ns = reader.clock.offset_ns
             try:
                 for command in self.commands:
@@ -143,7 +133,7 @@ class OpenCLEvent:
                         time_ns = end
             except reader.cl.Error:  # the caller's queue does not profile
                 return None
-            if time_ns > self._enqueue_ns:
+            if time_ns > self.marked_ns:
                 time_ns = min(time_ns, time.monotonic_ns())
-            self._time_ns = time_ns
+            self.reached_ns = time_ns
         return time_ns

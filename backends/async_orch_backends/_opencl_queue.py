@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -218,7 +219,8 @@ class OpenCLQueue:
             elif status > 0:
                 earlier = last
         commands = [*running, *self._waits] if last is None else [last, *running, *self._waits]
-        return OpenCLEvent(self._reader, commands, self._failure if failed else None, earlier)
+        failure = self._failure if failed else None
+        return OpenCLEvent(self._reader, commands, failure, earlier, time.monotonic_ns(), not commands)
 
     def wait(self, event: NativeEvent) -> None:
         if isinstance(event, OpenCLEvent):

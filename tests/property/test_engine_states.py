@@ -203,7 +203,7 @@ class EngineStates(RuleBasedStateMachine):
         memory = self.orch._pipeline().memory
         rings: list[Ring[Any]] = [memory.staging, *(c.ring for c in memory.classes)]
         for ring in rings:
-            places = [*ring._free, *ring._parked, *ring._quarantined]
+            places = [*ring.free_indices, *ring.parked, *ring._quarantined]
             assert len(places) == len(set(places))
             assert set(places) <= set(range(len(ring)))
             assert not ring._quarantined
