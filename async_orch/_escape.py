@@ -34,9 +34,9 @@ def escapes(value: Any, view: ByteArray, depth: int = 0) -> bool:
     elif isinstance(value, memoryview):
         return bool(np.may_share_memory(np.asarray(value), view))
     elif isinstance(value, _SEQUENCES):  # a union would be made anew in each call
-        items = value
+        items = tuple(value)  # it may be iterable only once, and is looked at twice
     elif isinstance(value, Mapping):
-        items = value.values()
+        items = tuple(value.values())
     else:
         return False
     if depth >= MAX_DEPTH or PLAIN.issuperset(map(type, items)):

@@ -46,6 +46,9 @@ class Command(msgspec.Struct, eq=False):
 
     Attributes
     ----------
+    uses:
+        What must stay where it is until the command is over: shared memory is freed with its last reference, whatever
+        runs on it, unlike the driver's own buffers.
     status:
         As far as seen: greater than 0 until `look` has found the command to be over; 0 if it went well, less if not.
     end:
@@ -53,6 +56,7 @@ class Command(msgspec.Struct, eq=False):
     """
 
     event: Any
+    uses: Sequence[Any] = ()
     status: int = 1
     end: int | None = None
 

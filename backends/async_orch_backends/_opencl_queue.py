@@ -111,7 +111,7 @@ class OpenCLQueue:
             event = self._cl.enqueue_copy(self._native, target, source, **options)
         except self._cl.Error as exc:
             raise driver_error(exc, f"enqueuing a copy of {nbytes} B on stream {self._name!r}") from exc
-        self._enqueued(event)
+        self._enqueued(event, (target, source))
 
     @staticmethod
     def _end(buffer: Buffer, offset: int, nbytes: int) -> Any:
@@ -140,7 +140,7 @@ class OpenCLQueue:
         except (self._cl.Error, TypeError, ValueError, RuntimeError) as exc:  # the last of numbers that do not fit
             what = f"launching kernel {called.function_name!r} on stream {self._name!r}"
             raise driver_error(exc, what) from exc
-        self._enqueued(event)
+        self._enqueued(event, natives)
 
     def _argument(self, arg: Any, kernel: Any) -> Any:
         if isinstance(arg, _NUMBERS):
@@ -154,11 +154,11 @@ class OpenCLQueue:
             )
         return arg
 
-    def _enqueued(self, event: Any) -> None:
+    def _enqueued(self, event: Any, uses: Sequence[Any]) -> None:
         self._waits = []  # the command has them now; before, one that is refused must not take them with it
         # Kept until it is over: a failure must not pass unseen, and the event of a copy from or to host memory blocks,
         # holding the GIL, when it is dropped before that.
-        self._last = command = Command(event)
+        self._last = command = Command(event, uses)
         self._running.append(command)
         self._looked = True
         try:
@@ -194,8 +194,8 @@ class OpenCLQueue:
         if self._running:
             self._earlier += self._running
             self._running.clear()
-        if self._waits:
-            self._waits = [command for command in self._waits if command.look(self._reader) >= 0]
+        if self._waits:  # the step enqueued nothing behind them, or not by us: those that are over are forgotten
+            self._waits = self._pending()
 
     def record(self) -> NativeEvent:
         failed = self._failure is not None

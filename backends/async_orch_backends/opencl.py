@@ -129,6 +129,7 @@ class OpenCLBackend(DriverBackend):
     def _alloc_mapped(self, nbytes: int, name: str) -> tuple[DriverBuffer, DriverBuffer] | None:
         if not shares_memory(self._cl, self._native):
             return None
+        self._check_one(nbytes, name)
         try:
             return shared_memory(self._cl, self.context, nbytes, name)
         except (self._cl.Error, MemoryError):

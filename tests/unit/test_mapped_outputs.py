@@ -137,6 +137,35 @@ async def test_an_output_that_grows_is_shared_as_well() -> None:
     assert backend.live == []
 
 
+async def test_an_output_stays_shared_where_another_part_of_its_slot_grows() -> None:
+    """Only what is too small is allocated anew: the output is not, and is not copied onto itself."""
+
+    class Works(Sum):
+        def sizes(self, step: int) -> SlotSpec | None:
+            return SlotSpec(image_nbytes=0, workspace_nbytes=100 * step, output_nbytes=8)
+
+    backend = Sharing()
+    async with Orchestrator(Works(), backend, slots=1, grow="high_water") as orch:
+        before = [b for b in backend.live if b.name.startswith("slot.output")]
+        assert await _outputs(orch, backend, [1, 8]) == [1, 64]
+        assert [b for b in backend.live if b.name.startswith("slot.output")] == before
+    assert "copy" not in backend.compute.enqueued
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "naive"])
+async def test_a_slot_that_replaces_a_lost_one_is_like_it(mode: Any) -> None:
+    """Its output is shared where slots keep their memory, and not where each step allocates."""
+    backend = Sharing()
+    async with Orchestrator(Square(), backend, slots=1, mode=mode) as orch:
+        opened: Any = orch._opened
+        memory = opened.pipeline.memory
+        memory.replace_slot(memory.classes[0].ring)
+        assert [m.mapped for m in memory.classes[0].memories] == [mode == "pipelined"] * 2
+        assert await _outputs(orch, backend, [1, 2, 3, 4]) == [1, 4, 9, 16]
+    assert backend.compute.enqueued.count("copy") == (0 if mode == "pipelined" else 4)
+    assert backend.live == []
+
+
 @pytest.mark.parametrize("shared_before", [True, False])
 async def test_an_output_can_grow_into_memory_of_the_other_kind(shared_before: bool) -> None:
     """Shared memory has run out, or there is some now: outputs are copied from then on, or no longer."""

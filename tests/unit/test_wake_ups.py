@@ -99,6 +99,31 @@ async def test_only_the_first_of_the_fences_that_cannot_notify_is_waited_for(mon
         assert [(await handle).output for handle in handles] == [0, 1, 4]
 
 
+async def test_the_oldest_steps_fence_is_looked_at_once_a_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is a call of the driver; whatever else moves in the same pump, the fence's own wake-up will tell."""
+    backend, looks = ManualBackend(), list[Fence]()
+    async with Orchestrator(Square(), backend, slots=1) as orch:
+        handles = [orch.submit_nowait(0)]
+        await wait_all_tasks_blocked()
+        (head,) = _last_fences(backend)
+        query = type(head).query
+
+        def look(self: Fence) -> bool:
+            looks.append(self)
+            return query(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(head), "query", look)
+            handles.append(orch.submit_nowait(1))
+        built = orch.statistics().queue_lengths
+        backend.run()
+        await wait_all_tasks_blocked()
+        backend.run()
+        assert [(await handle).output for handle in handles] == [0, 1]
+    assert (built["build"], built["acquire"]) == (0, 1)  # it was built, which takes the pump another round
+    assert looks == [head]
+
+
 async def _finish(backend: ManualBackend, steps: list[asyncio.Task[Any]]) -> list[int]:
     """Let the device go on until every step has its result."""
     while not all(step.done() for step in steps):
