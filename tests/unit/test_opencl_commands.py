@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
-from async_orch.abc import ByteArray, Stream
+from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import DeviceError, OutOfDeviceMemory
 
 cl: Any = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'async-orch[pocl]'")
@@ -46,6 +46,20 @@ def _gate(backend: OpenCLBackend, stream: Any) -> tuple[Any, Any]:
     """An event that holds up what is enqueued from now on, and what waits for it (kept: PoCL 3.0 needs that)."""
     gate = cl.UserEvent(backend.context)
     return gate, cl.enqueue_barrier(stream._queue._native, wait_for=[gate])
+
+
+def _behind_a_failed_wait(backend: OpenCLBackend) -> tuple[Stream, Buffer, Buffer, Any]:
+    """A stream that waits for a command of another, which has failed since; memory and a host buffer; the barrier."""
+    first, second = backend.create_stream("copy"), backend.create_stream("compute")
+    memory, host = backend.alloc(16), backend.alloc_host(16)
+    gate, barrier = _gate(backend, first)
+    first.copy(memory, host, 16)
+    waited = first.record()
+    second.wait(waited)
+    gate.set_status(cl.status_code.OUT_OF_RESOURCES)
+    with pytest.raises(DeviceError):
+        waited.synchronize(PATIENCE_S)
+    return second, memory, host, barrier
 
 
 class _Told:
@@ -127,24 +141,16 @@ async def test_waits_are_forgotten_where_no_command_of_ours_takes_them(backend: 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_wait_for_a_command_that_failed_unseen_ends(backend: OpenCLBackend, native: bool) -> None:
     """It failed after it was waited for and before anything came behind: PoCL would never end what waits for it."""
-    first, second = backend.create_stream("copy"), backend.create_stream("compute")
-    memory, host = backend.alloc(16), backend.alloc_host(16)
-    gate, barrier = _gate(backend, first)
-    first.copy(memory, host, 16)
-    waited = first.record()
-    second.wait(waited)
-    gate.set_status(cl.status_code.OUT_OF_RESOURCES)
-    with pytest.raises(DeviceError):
-        waited.synchronize(PATIENCE_S)
+    stream, memory, host, barrier = _behind_a_failed_wait(backend)
     if native:
-        assert second.native is not None
+        assert stream.native is not None
     else:
-        second.copy(memory, host, 16)
+        stream.copy(memory, host, 16)
     with pytest.raises(DeviceError):
-        second.record().synchronize(PATIENCE_S)
-    second.isolate()
-    second.copy(memory, host, 16)
-    fence = second.record()
+        stream.record().synchronize(PATIENCE_S)
+    stream.isolate()
+    stream.copy(memory, host, 16)
+    fence = stream.record()
     fence.synchronize(PATIENCE_S)
     assert fence.error is None
     assert barrier.command_execution_status < 0
@@ -152,18 +158,10 @@ def test_a_wait_for_a_command_that_failed_unseen_ends(backend: OpenCLBackend, na
 
 def test_a_wait_that_failed_before_the_next_step_is_not_the_next_steps(backend: OpenCLBackend) -> None:
     """Nothing was enqueued behind it, so nobody has looked at it by the time of the isolation."""
-    first, second = backend.create_stream("copy"), backend.create_stream("compute")
-    memory, host = backend.alloc(16), backend.alloc_host(16)
-    gate, barrier = _gate(backend, first)
-    first.copy(memory, host, 16)
-    waited = first.record()
-    second.wait(waited)
-    gate.set_status(cl.status_code.OUT_OF_RESOURCES)
-    with pytest.raises(DeviceError):
-        waited.synchronize(PATIENCE_S)
-    second.begin()
-    second.copy(memory, host, 16)
-    fence = second.record()
+    stream, memory, host, barrier = _behind_a_failed_wait(backend)
+    stream.begin()
+    stream.copy(memory, host, 16)
+    fence = stream.record()
     fence.synchronize(PATIENCE_S)
     assert fence.error is None
     assert barrier.command_execution_status < 0
