@@ -20,15 +20,17 @@ __all__ = ["DriverBackend", "DriverBuffer", "given_streams"]
 class DriverBuffer(Buffer):
     """A range of a driver's memory; freed once, by the caller or when its backend closes."""
 
-    __slots__ = ("freed", "is_host", "on_free")
-
-    is_host: bool
+    __slots__ = ("_is_host", "freed", "on_free")
 
     def __init__(self, nbytes: int, name: str, *, is_host: bool) -> None:
         super().__init__(nbytes, name)
-        self.is_host = is_host
+        self._is_host = is_host
         self.on_free: Callable[[DriverBuffer], None] | None = None
         self.freed = False
+
+    @property
+    def is_host(self) -> bool:
+        return self._is_host
 
     def check(self) -> None:
         """Raise `DeviceError` after `free`."""

@@ -95,7 +95,8 @@ class OpenCLQueue:
         to_host, from_host = dst.is_host, src.is_host
         if to_host and from_host:
             raise DeviceError(f"backend 'opencl' copies from or to device memory, not {src!r} to {dst!r}; use numpy")
-        target, source = self._end(dst, dst_offset, nbytes), self._end(src, src_offset, nbytes)
+        target = self._host_part(dst, dst_offset, nbytes) if to_host else self._memory(dst)
+        source = self._host_part(src, src_offset, nbytes) if from_host else self._memory(src)
         if not nbytes or self._has_failed():
             return
         options: dict[str, Any] = {"wait_for": _events(self._waits) if self._waits else None}
@@ -114,11 +115,12 @@ class OpenCLQueue:
         self._enqueued(event, (target, source))
 
     @staticmethod
-    def _end(buffer: Buffer, offset: int, nbytes: int) -> Any:
-        """One end of a copy as pyopencl takes it: a part of a host array, or device memory without the offset."""
-        if buffer.is_host:
-            array = buffer.array
-            return array if nbytes == buffer.nbytes else array[offset : offset + nbytes]
+    def _host_part(buffer: Buffer, offset: int, nbytes: int) -> Any:
+        array = buffer.array
+        return array if nbytes == buffer.nbytes else array[offset : offset + nbytes]
+
+    @staticmethod
+    def _memory(buffer: Buffer) -> Any:
         if isinstance(buffer, OpenCLBuffer):
             return buffer.native
         raise DeviceError(f"backend 'opencl' cannot copy from or to {buffer!r}, device memory of another backend")
