@@ -13,6 +13,7 @@ The packages they need are not installed with async_orch; each function says whi
 from __future__ import annotations
 
 import importlib
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from async_orch._step_totals import StepTotals
@@ -69,11 +70,10 @@ def prometheus(orchestrator: Orchestrator[Any, Any], registry: CollectorRegistry
             "this registry has metrics named async_orch_* already; give each orchestrator a CollectorRegistry of its "
             "own, or unregister the collector of the one before"
         ) from exc
-    try:
+    with ExitStack() as undo:
+        undo.callback(target.unregister, collector)
         orchestrator.add_observer(totals.add)
-    except BaseException:
-        target.unregister(collector)
-        raise
+        undo.pop_all()
     return collector
 
 

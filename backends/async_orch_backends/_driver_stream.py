@@ -165,7 +165,10 @@ class DriverStream(Stream):
     def _isolate(self) -> None:
         if self._deferred:
             self._deferred.append(ISOLATE)
-            return
+        else:
+            self._isolate_now()
+
+    def _isolate_now(self) -> None:
         self._error = None
         self._sources.clear()
         self._queue.isolate()
@@ -253,9 +256,7 @@ class DriverStream(Stream):
 
     def _give(self, op: _Work | Isolate | DriverFence, tell: list[Callable[[], None]]) -> None:
         if isinstance(op, Isolate):
-            self._error = None
-            self._sources.clear()
-            self._queue.isolate()
+            self._isolate_now()
             return
         try:
             if isinstance(op, DriverFence):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from async_orch.abc import Fence
@@ -219,13 +220,12 @@ class StreamWorker:
                 return
             self._state = _BLOCKED
             self._blocked_on = fence
-        try:
+        with ExitStack() as ends:
+            ends.callback(self._wake.acquire)  # whoever unblocks gives it, also below
+            if_refused = ends.enter_context(ExitStack())
+            if_refused.callback(self._unblock, fence)
             fence.notify(partial(self._unblock, fence))
-        except BaseException:
-            self._unblock(fence)
-            raise
-        finally:
-            self._wake.acquire()
+            if_refused.pop_all()
 
     def _unblock(self, fence: Fence) -> None:
         with self.lock:

@@ -62,6 +62,15 @@ def _behind_a_failed_wait(backend: OpenCLBackend) -> tuple[Stream, Buffer, Buffe
     return second, memory, host, barrier
 
 
+def _begins_well(stream: Stream, memory: Buffer, host: Buffer) -> None:
+    """The next step's copy on the stream is done without an error."""
+    stream.begin()
+    stream.copy(memory, host, 16)
+    fence = stream.record()
+    fence.synchronize(PATIENCE_S)
+    assert fence.error is None
+
+
 class _Told:
     """An event that says what it is told to, and how often it was asked."""
 
@@ -148,22 +157,14 @@ def test_a_wait_for_a_command_that_failed_unseen_ends(backend: OpenCLBackend, na
         stream.copy(memory, host, 16)
     with pytest.raises(DeviceError):
         stream.record().synchronize(PATIENCE_S)
-    stream.isolate()
-    stream.copy(memory, host, 16)
-    fence = stream.record()
-    fence.synchronize(PATIENCE_S)
-    assert fence.error is None
+    _begins_well(stream, memory, host)
     assert barrier.command_execution_status < 0
 
 
 def test_a_wait_that_failed_before_the_next_step_is_not_the_next_steps(backend: OpenCLBackend) -> None:
     """Nothing was enqueued behind it, so nobody has looked at it by the time of the isolation."""
     stream, memory, host, barrier = _behind_a_failed_wait(backend)
-    stream.begin()
-    stream.copy(memory, host, 16)
-    fence = stream.record()
-    fence.synchronize(PATIENCE_S)
-    assert fence.error is None
+    _begins_well(stream, memory, host)
     assert barrier.command_execution_status < 0
 
 
