@@ -97,7 +97,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
     now, blocked_ns, counts, live = pipeline.now, pipeline.blocked_ns, pipeline.counts, pipeline.live
     named = pipeline.admission.named
     staging_ring, slot_class = pipeline.staging, pipeline.memory.classes[0]
-    slot_ring, naive = slot_class.ring, pipeline.memory.naive
+    slot_ring, naive, shares = slot_class.ring, pipeline.memory.naive, pipeline.memory.shares_images
     staging_items, slot_items, generations = staging_ring.items, slot_ring.items, slot_ring.generations
     build, acquire, h2d = pipeline.build, pipeline.acquire, pipeline.h2d
     launch, retire, settling = pipeline.launch, pipeline.retire, pipeline.settling
@@ -150,7 +150,7 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         generation = step.generation = generations[index]
         slot = step.slot = Slot(slot_ring, index, generation)
         step.state = ACQUIRED
-        step.build_end_ns = step.acquire_start_ns = step.acquire_ns = step.h2d_start_ns = built_ns
+        step.build_end_ns = step.acquire_start_ns = step.acquire_ns = built_ns
         memory = slot_items[index]
         if naive:
             if staged >= 0:
@@ -162,7 +162,11 @@ def _route(pipeline: Pipeline) -> Callable[[Step], None]:
         # h2d
         copy_start: Fence | None = None
         copied: Fence | None = None
-        if staged >= 0 and memory.image is not None:
+        if staged >= 0 and shares and memory.take_image(staging_items[staged]):
+            step.note_shared_image()
+            staging_ring.give_back(staged)
+        elif staged >= 0 and memory.image is not None:
+            step.h2d_start_ns = built_ns
             try:
                 copy_start, copied = copy_stream.begin_copy(memory.image, staging_items[staged].buffer, nbytes)
             except OrchError as exc:

@@ -112,7 +112,11 @@ class SlotSpec:
         Device memory, and a pinned host buffer, for what `StepProgram.feed` writes just before the launch.
     image_at:
         ``"slot"``; or ``"fixed"``: each image is copied once more, on the device, to one region of the program whose
-        address never changes, as captured graphs need it.
+        address never changes, as captured graphs need it; or ``"shared"``: where the device works in the host's memory
+        (`Backend.alloc_mapped`), kernels read the image where it was built, and nothing is copied. ``slot.image`` then
+        is other memory in each step, also of the same slot. Images are copied as ever where there is no such memory, in
+        mode naive, with ``upload="delta"`` or ``build_in="process"``, and if another program of the orchestrator
+        has an image that is not shared.
     """
 
     image: Layout | None = None
@@ -120,7 +124,7 @@ class SlotSpec:
     workspace_nbytes: int = 0
     output_nbytes: int = 0
     feed_nbytes: int = 0
-    image_at: Literal["slot", "fixed"] = "slot"
+    image_at: Literal["slot", "fixed", "shared"] = "slot"
 
     def __post_init__(self) -> None:
         if self.image is not None:
@@ -140,7 +144,7 @@ class SlotSpec:
                 raise ConfigurationError(f"{name} must be an int, got {value!r}")
             if value < 0:
                 raise ConfigurationError(f"{name} must be >= 0, got {value}")
-        if self.image_at not in ("slot", "fixed"):
-            raise ConfigurationError(f"image_at={self.image_at!r} must be 'slot' or 'fixed'")
-        if self.image_at == "fixed" and self.image_nbytes == 0:
-            raise ConfigurationError("image_at='fixed' needs an image: image_nbytes is 0")
+        if self.image_at not in ("slot", "fixed", "shared"):
+            raise ConfigurationError(f"image_at={self.image_at!r} must be 'slot', 'fixed' or 'shared'")
+        if self.image_at != "slot" and self.image_nbytes == 0:
+            raise ConfigurationError(f"image_at={self.image_at!r} needs an image: image_nbytes is 0")

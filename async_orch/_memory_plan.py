@@ -12,7 +12,7 @@ from async_orch._events import emit
 from async_orch._program import ProgramRuntime, image_view, sizes_of
 from async_orch._ring import Ring
 from async_orch._slot import SlotMemory, SlotSizes
-from async_orch._staging import Staging, new_staging
+from async_orch._staging import Staging, mapped_staging, new_staging
 from async_orch.abc import Backend, Fence
 from async_orch.exceptions import ConfigurationError, OutOfDeviceMemory, PipelineFailed
 
@@ -28,9 +28,15 @@ class SlotClass:
     __slots__ = ("memories", "ring", "sizes")
 
     def __init__(
-        self, sizes: SlotSizes, count: int, on_free: Callable[[SlotMemory], None] | None, *, fifo: bool
+        self,
+        sizes: SlotSizes,
+        count: int,
+        new: Callable[[], SlotMemory],
+        on_free: Callable[[SlotMemory], None] | None,
+        *,
+        fifo: bool,
     ) -> None:
-        self.memories = [SlotMemory() for _ in range(count)]
+        self.memories = [new() for _ in range(count)]
         self.sizes = sizes
         self.ring: Ring[SlotMemory] = Ring(self.memories, fifo=fifo, on_free=on_free)
 
@@ -51,6 +57,12 @@ class MemoryPlan:
         self.grows = config.grow == "high_water"
         self._shares_staging = config.build_in == "process"
         self.delta = config.upload == "delta" and has_memory and not self.naive
+        self.shares_images = (
+            has_memory
+            and not (self.naive or self.delta or self._shares_staging)
+            and all(runtime.shares_image for runtime in runtimes if runtime.image_nbytes)
+        )
+        self._images_differ = len(config.slot_classes) > 1
         self.step_path_allocs = 0
         self._fifo = backend.reuse_order == "fifo"
         # Only test backends want to know; the others must not pay for a call a step.
@@ -69,7 +81,7 @@ class MemoryPlan:
         fifo = self._fifo
         on_free = self._slot_freed if self.naive or self.delta or self._tells_released else None
         if not config.slot_classes:
-            return [SlotClass(needed, config.slots, on_free, fifo=fifo)]
+            return [SlotClass(needed, config.slots, self._new_memory, on_free, fifo=fifo)]
         # Feed and output may be left out of a class: every program may need its own, and they are small.
         common = SlotSizes(feed_nbytes=needed.feed_nbytes, output_nbytes=needed.output_nbytes)
         sizes = [(sizes_of(spec).or_larger(common), count) for spec, count in config.slot_classes]
@@ -78,7 +90,10 @@ class MemoryPlan:
             raise ConfigurationError(
                 f"slot_classes are too small: the largest has {largest}, but the programs' slots need {needed}"
             )
-        return [SlotClass(size, count, on_free, fifo=fifo) for size, count in sizes]
+        return [SlotClass(size, count, self._new_memory, on_free, fifo=fifo) for size, count in sizes]
+
+    def _new_memory(self) -> SlotMemory:
+        return SlotMemory(shares_images=self.shares_images, images_differ=self._images_differ)
 
     def allocate(self) -> None:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
@@ -102,13 +117,18 @@ class MemoryPlan:
                     memory.allocate_host(self._backend, slot_class.sizes, naive=self.naive)
                     if self.naive:
                         continue
-                    memory.shadow = self._shadow_of(slot_class.sizes)
-                    memory.allocate_device(self._backend, slot_class.sizes)
+                    self._allocate_device(memory, slot_class.sizes)
                 except OutOfDeviceMemory as exc:
                     raise OutOfDeviceMemory(
                         f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
                         f"({slot_class.sizes}); lower slots or the sizes ({exc})"
                     ) from exc
+
+    def _allocate_device(self, memory: SlotMemory, sizes: SlotSizes) -> None:
+        memory.shadow = self._shadow_of(sizes)
+        memory.allocate_device(self._backend, sizes)
+        if memory.staged is not None:
+            self._make_views(memory.staged)
 
     def _check_room(self, total: int) -> None:
         """Refuse rings that cannot fit before anything of them is touched."""
@@ -136,7 +156,9 @@ class MemoryPlan:
             shadow.settle()
         if self._tells_released:
             for buffer in memory.buffers():
-                if shadow is None or buffer is not memory.image:  # else the next image builds on what it holds
+                if memory.staged is not None and buffer is memory.image:
+                    self._backend.released(memory.staged.buffer)  # the host is the next to write to it
+                elif shadow is None or buffer is not memory.image:  # else the next image builds on what it holds
                     self._backend.released(buffer)
         if self.naive:
             memory.free_device()
@@ -175,6 +197,8 @@ class MemoryPlan:
         shadow = self._shadow_of(wanted) if moves else memory.shadow
         memory.grow(self._backend, wanted)
         memory.shadow = shadow
+        if moves and memory.staged is not None:
+            self._make_views(memory.staged)
         slot_class.sizes = wanted  # only now: what did not fit is not what later steps are to be given
         step.cold_reason = "slot_grown"
         emit("info", "ring.grown", ring="slots", seq=step.seq, before=str(before), after=str(memory.sizes))
@@ -212,19 +236,19 @@ class MemoryPlan:
     def replace_slot(self, ring: Ring[SlotMemory]) -> None:
         """A quarantined slot is followed by a new one."""
         slot_class = next(each for each in self.classes if each.ring is ring)
-        memory = SlotMemory()
+        memory = self._new_memory()
         with ExitStack() as if_not_whole:
             if_not_whole.callback(memory.free)
             memory.allocate_host(self._backend, slot_class.sizes, naive=self.naive)
             if not self.naive:
-                memory.shadow = self._shadow_of(slot_class.sizes)
-                memory.allocate_device(self._backend, slot_class.sizes)
+                self._allocate_device(memory, slot_class.sizes)
             if_not_whole.pop_all()
         slot_class.memories.append(memory)
         ring.add(memory)
 
     def _new_staging(self, name: str, nbytes: int) -> Staging:
-        return new_staging(self._backend, nbytes, name, shared=self._shares_staging)
+        mapped = mapped_staging(self._backend, nbytes, name) if self.shares_images else None
+        return mapped or new_staging(self._backend, nbytes, name, shared=self._shares_staging)
 
     # -- counts --------------------------------------------------------------------------------------------
 

@@ -51,7 +51,10 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
     """True if the kernels write to ``slot.image``: with ``upload="delta"`` its images are then copied whole."""
 
     keeps_addresses: bool = False
-    """True if the program keeps addresses of slots between steps; growth is refused unless it has `slots_changed`."""
+    """True if the program keeps addresses of slots between steps.
+
+    Growth is refused unless it has `slots_changed`, and ``image_at="shared"``, which moves every image, in any case.
+    """
 
     def open(self, device: Device) -> None:
         """Once, before the first step: allocate resident memory (weights, caches) and warm up.
@@ -129,6 +132,7 @@ class ProgramRuntime:
         "name",
         "output_nbytes",
         "program",
+        "shares_image",
         "sizes",
         "slot_at_build",
         "slots_changed",
@@ -155,6 +159,7 @@ class ProgramRuntime:
         self.has_feed = cls.feed is not StepProgram.feed
         self.has_sizes = cls.sizes is not StepProgram.sizes
         self.slot_at_build = bool(getattr(program, "slot_at_build", False))
+        self.shares_image = program.slot.image_at == "shared"
         self.writes_image = program.writes_image
         self.fixed_image: Buffer | None = None
         self.launched = False
@@ -183,6 +188,11 @@ def validate_program(program: object) -> StepProgram[Any, Any]:
     if not isinstance(spec, SlotSpec):
         raise ConfigurationError(f"{type(program).__name__}.slot must be a SlotSpec, got {spec!r}")
     cls = type(program)
+    if spec.image_at == "shared" and program.keeps_addresses:
+        raise ConfigurationError(
+            f"image_at='shared' gives a slot's image another address in each step, and {cls.__name__} keeps addresses; "
+            "use image_at='slot', or 'fixed' if they must never change"
+        )
     for hook in ("open", "build", "launch", "feed", "collect", "sizes", "slots_changed", "close"):
         if inspect.iscoroutinefunction(getattr(cls, hook)):
             raise ConfigurationError(f"{cls.__name__}.{hook} is async; hooks are plain functions and never wait")

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 from async_orch._allocation import give_back, touched
 from async_orch._delta import Shadow
 from async_orch._ring import Lease
+from async_orch._staging import Staging, mapped_staging
 from async_orch.abc import Backend, Buffer, ByteArray, Fence
 from async_orch.exceptions import ConfigurationError, MisuseError, StaleLease
 
@@ -47,10 +48,13 @@ class SlotMemory:
     """The buffers of one slot; a part of size 0 is None. ``output_view`` is the read-only host output.
 
     ``shadow`` is what the image holds, with ``upload="delta"``. With ``mapped`` the output's two buffers are one piece
-    of memory, and nothing is copied back.
+    of memory, and nothing is copied back. ``staged`` is the image's memory where the device shares it with the host:
+    then the slot and a staging buffer can exchange theirs, and nothing is copied there.
     """
 
     __slots__ = (
+        "_images_differ",
+        "_shares_images",
         "feed",
         "feed_host",
         "image",
@@ -60,11 +64,15 @@ class SlotMemory:
         "output_view",
         "shadow",
         "sizes",
+        "staged",
         "workspace",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_images: bool = False, images_differ: bool = False) -> None:
+        self._shares_images = shares_images
+        self._images_differ = images_differ
         self.mapped = False
+        self.staged: Staging | None = None
         self.sizes = SlotSizes()
         self.image: Buffer | None = None
         self.workspace: Buffer | None = None
@@ -76,7 +84,11 @@ class SlotMemory:
         self.shadow: Shadow | None = None
 
     def allocate_host(self, backend: Backend, sizes: SlotSizes, *, naive: bool = False) -> None:
-        """Allocate and touch the pinned parts, and an output that both sides share; ``naive`` slots have none."""
+        """Allocate and touch the pinned parts, and what both sides share; ``naive`` slots share nothing."""
+        if sizes.image_nbytes and self._shares_images:
+            self.staged = mapped_staging(backend, sizes.image_nbytes, "slot.image")
+            if self.staged is not None:
+                self.image = self.staged.device
         if sizes.feed_nbytes:
             self.feed_host = touched(backend, backend.alloc_host(sizes.feed_nbytes, name="slot.feed_host"))
         if sizes.output_nbytes:
@@ -96,7 +108,7 @@ class SlotMemory:
         fresh: dict[str, Buffer] = {}
         with ExitStack() as undo:
             for part, nbytes in zip(_DEVICE_PARTS, sizes, strict=True):
-                if nbytes and not (self.mapped and part == "output"):
+                if nbytes and not self._is_shared(part):
                     fresh[part] = touched(backend, backend.alloc(nbytes, name=f"slot.{part}"))
                     undo.callback(give_back, fresh[part])
             undo.pop_all()
@@ -108,24 +120,47 @@ class SlotMemory:
 
     def grow(self, backend: Backend, sizes: SlotSizes) -> None:
         """Allocate what is too small anew, and free the old only then; on failure nothing has changed."""
-        larger = SlotMemory()
+        larger = SlotMemory(shares_images=self._shares_images)
         wanted = SlotSizes(*(new if new > old else 0 for new, old in zip(sizes, self.sizes, strict=True)))
         with ExitStack() as undo:
             undo.callback(larger.free)
             larger.allocate_host(backend, wanted)
             larger.allocate_device(backend, wanted)
             undo.pop_all()
+        if larger.image is not None and self.staged is not None:
+            self.staged.free()
+            self.staged = self.image = None
         for part in ("image", "workspace", "feed", "output", "feed_host", "output_host"):
             buffer, old = getattr(larger, part), getattr(self, part)
             if buffer is not None:
                 setattr(self, part, buffer)
                 if old is not None:
                     give_back(old)
+        if larger.staged is not None:
+            self.staged = larger.staged
         if larger.output_view is not None:
             self.output_view = larger.output_view
         if larger.output is not None:
             self.mapped = larger.mapped
         self.sizes = sizes.or_larger(self.sizes)
+
+    def take_image(self, staging: Staging) -> bool:
+        """Have the image that lies in ``staging``, which gets the slot's own memory for it; False if they cannot.
+
+        Where images of a class of slots are smaller than those of another, only memory of one size is exchanged, or
+        staging would become too small for the others' images.
+        """
+        own = self.staged
+        if own is None or staging.device is None:
+            return False
+        nbytes = staging.buffer.nbytes
+        if nbytes != own.buffer.nbytes:
+            if self._images_differ:
+                return False
+            self.sizes = self.sizes._replace(image_nbytes=nbytes)
+        own.exchange(staging)
+        self.image = own.device
+        return True
 
     def buffers(self) -> list[Buffer]:
         """The parts that exist."""
@@ -133,17 +168,23 @@ class SlotMemory:
         return [part for part in parts if part is not None]
 
     def free_device(self) -> None:
-        """Give the device parts back; the pinned ones stay, and what is mapped with them."""
+        """Give the device parts back; the pinned ones stay, and what is shared with them."""
         for part in _DEVICE_PARTS:
             buffer: Buffer | None = getattr(self, part)
-            if buffer is not None and not (self.mapped and part == "output"):
+            if buffer is not None and not self._is_shared(part):
                 give_back(buffer)
                 setattr(self, part, None)
         self.sizes = SlotSizes()
 
+    def _is_shared(self, part: str) -> bool:
+        return (part == "output" and self.mapped) or (part == "image" and self.staged is not None)
+
     def free(self) -> None:
         """Give everything back."""
         self.mapped = False
+        if self.staged is not None:
+            self.staged.free()
+            self.staged = self.image = None
         self.free_device()
         self.shadow = None
         self.output_view = None

@@ -1,4 +1,4 @@
-"""Staging buffers: allocated by the backend, or in memory that worker processes share."""
+"""Staging buffers: allocated by the backend, or in memory that worker processes or the device share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_orch.abc import Backend, Buffer, ByteArray
 if TYPE_CHECKING:
     from async_orch._shared_memory import SharedMemory
 
-__all__ = ["Staging", "new_staging"]
+__all__ = ["Staging", "mapped_staging", "new_staging"]
 
 
 class Staging:
@@ -27,15 +27,25 @@ class Staging:
         That memory, if worker processes build there.
     copied:
         Whether ``buffer`` is memory of its own, to which each image must be copied from ``shared``.
+    device:
+        The same memory as the device sees it, where kernels can read images as they were built.
     """
 
-    __slots__ = ("buffer", "copied", "shared", "views")
+    __slots__ = ("buffer", "copied", "device", "shared", "views")
 
-    def __init__(self, buffer: Buffer, shared: SharedMemory | None = None, *, copied: bool = False) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        shared: SharedMemory | None = None,
+        *,
+        copied: bool = False,
+        device: Buffer | None = None,
+    ) -> None:
         self.buffer = buffer
         self.views: list[object] = []
         self.shared = shared
         self.copied = copied
+        self.device = device
 
     @property
     def image(self) -> ByteArray:
@@ -45,11 +55,19 @@ class Staging:
     def take_over(self, other: Staging) -> None:
         """Free the memory and have that of ``other`` instead; the caller makes new views."""
         self.free()
-        self.buffer, self.shared, self.copied = other.buffer, other.shared, other.copied
+        self.buffer, self.shared, self.copied, self.device = other.buffer, other.shared, other.copied, other.device
+
+    def exchange(self, other: Staging) -> None:
+        """Each gets the other's memory, with the views of it."""
+        self.buffer, other.buffer = other.buffer, self.buffer
+        self.device, other.device = other.device, self.device
+        self.views, other.views = other.views, self.views
 
     def free(self) -> None:
         """Give the memory back. Nobody uses it any more."""
         self.views.clear()
+        if self.device is not None:
+            give_back(self.device)
         give_back(self.buffer)
         if self.shared is not None:
             self.shared.close()
@@ -74,3 +92,21 @@ def new_staging(backend: Backend, nbytes: int, name: str, *, shared: bool) -> St
             buffer = touched(backend, backend.alloc_host(nbytes, name=name))
         undo.pop_all()
     return Staging(buffer, memory, copied=copied)
+
+
+def mapped_staging(backend: Backend, nbytes: int, name: str) -> Staging | None:
+    """Staging in memory that the device shares, allocated and touched, all or nothing; None if there is none of it.
+
+    Raises `OutOfDeviceMemory`.
+    """
+    pair = backend.alloc_mapped(nbytes, name=name)
+    if pair is None:
+        return None
+    device, buffer = pair
+    with ExitStack() as undo:
+        undo.callback(give_back, buffer)
+        undo.callback(give_back, device)
+        for each in pair:
+            backend.touch(each)
+        undo.pop_all()
+    return Staging(buffer, device=device)

@@ -207,6 +207,12 @@ class Step:
             self.extras = Extras()
         return self.extras
 
+    def note_shared_image(self) -> None:
+        """Nothing of its image is copied: the kernels read it where it was built."""
+        self.copy_nbytes = 0
+        if self.sm_nbytes != UNKNOWN:
+            self.sm_nbytes = 0
+
     @property
     def status(self) -> str:
         """The state's name, or the outcome once settled."""

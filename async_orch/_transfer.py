@@ -75,7 +75,11 @@ class AcquireStage(Stage):
 
 
 class H2DStage(Stage):
-    """Enqueues the copy of the image; its fence gives staging back."""
+    """Enqueues the copy of the image; its fence gives staging back.
+
+    Where host and device share the memory of images, slot and staging exchange theirs instead. What staging gets is
+    idle, as the slot's last fence was done before this step got it; so all that holds for leases holds unchanged.
+    """
 
     name = "h2d"
 
@@ -106,11 +110,16 @@ class H2DStage(Stage):
         return moved
 
     def copy(self, step: Step) -> bool:
-        """Enqueue the copy of the step's image; False if that failed, and the step with it."""
+        """Enqueue the copy of the step's image, if it must be copied; False if that failed, and the step with it."""
         staging, slot = step.staging, step.slot
         if staging is None or slot is None:
             return False
         pipeline = self.pipeline
+        if pipeline.memory.shares_images and slot.item.take_image(pipeline.staging.items[staging.index]):
+            step.note_shared_image()
+            step.staging = None
+            staging.release()
+            return True
         stream, image = pipeline.copy_stream, slot.item.image
         step.h2d_start_ns = pipeline.now()
         try:

@@ -287,13 +287,14 @@ class Backend(ABC):
         """Allocate (pinned) host memory, zeroed. Raises `OutOfDeviceMemory`."""
 
     def alloc_mapped(self, nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer] | None:
-        """One piece of memory as the device's buffer and as the host's, zeroed: kernels write it, the host reads it.
+        """One piece of memory as the device's buffer and as the host's, zeroed, which kernels and host use in turn.
 
         The engine asks for it with the outputs of slots, and then copies none of them back: what kernels wrote must be
-        in the host's array once a fence behind them is done. Each buffer is freed for itself, when nothing enqueued
-        uses it any more, and the memory goes with the second one; `allocated_nbytes` counts the device's. None, the
-        default, means that there is no such memory, or none free, or that the host reads it slower than a copy takes:
-        then `alloc` and `alloc_host` are asked.
+        in the host's array once a fence behind them is done. And with images, for programs that have them ``"shared"``:
+        what the host wrote must be seen by the kernels that are enqueued after. Each buffer is freed for itself, when
+        nothing enqueued uses it any more, and the memory goes with the second one; `allocated_nbytes` counts the
+        device's. None, the default, means that there is no such memory, or none free, or that the host reads or writes
+        it slower than a copy takes: then `alloc` and `alloc_host` are asked.
         """
         return None
 

@@ -19,11 +19,13 @@ _ALL = 1 << 62
 class ManualBuffer(Buffer):
     """Plain numpy memory that knows whether it was freed."""
 
-    def __init__(self, backend: ManualBackend, nbytes: int, name: str, *, host: bool) -> None:
+    def __init__(
+        self, backend: ManualBackend, nbytes: int, name: str, *, host: bool, array: ByteArray | None = None
+    ) -> None:
         super().__init__(nbytes, name)
         self._backend = backend
         self._host = host
-        self._array: ByteArray | None = np.zeros(nbytes, np.uint8)
+        self._array: ByteArray | None = np.zeros(nbytes, np.uint8) if array is None else array
 
     @property
     def is_host(self) -> bool:
@@ -170,6 +172,8 @@ class ManualBackend(Backend):
     ----------
     capacity_nbytes:
         Size of the device's memory; allocations beyond it raise `OutOfDeviceMemory`.
+    shares_memory:
+        Whether device and host share memory: `alloc_mapped` then gives some. An attribute as well, which can be set.
 
     Attributes
     ----------
@@ -179,11 +183,12 @@ class ManualBackend(Backend):
         The stream created last of each name.
     """
 
-    def __init__(self, capacity_nbytes: int = 1 << 30) -> None:
+    def __init__(self, capacity_nbytes: int = 1 << 30, *, shares_memory: bool = False) -> None:
         self.info = DeviceInfo("manual", "test", "tested against a fake", alloc_visibility="all", device_clock="device")
         self.live: list[ManualBuffer] = []
         self.streams: dict[str, ManualStream] = {}
         self.capacity_nbytes = capacity_nbytes
+        self.shares_memory = shares_memory
         self.closed = False
 
     @property
@@ -218,6 +223,12 @@ class ManualBackend(Backend):
 
     def alloc_host(self, nbytes: int, *, name: str = "") -> Buffer:
         return self._keep(ManualBuffer(self, nbytes, name, host=True))
+
+    def alloc_mapped(self, nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer] | None:
+        if not self.shares_memory:
+            return None
+        memory = self.alloc(nbytes, name=name)
+        return memory, self._keep(ManualBuffer(self, nbytes, name, host=True, array=memory.array))
 
     def _keep(self, buffer: ManualBuffer) -> ManualBuffer:
         if self.closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -70,6 +71,29 @@ class EngineTests(Suite):
         before = device.backend.allocated_nbytes
         assert device.loop.run_until_complete(_drive(device.backend, device.kernels, range(30), slots)) == 0
         assert device.backend.allocated_nbytes == before
+
+    @pytest.mark.parametrize("slots", [1, 3])
+    def test_images_can_be_shared(self, device: OpenDevice, slots: int) -> None:
+        """Kernels read each step's own image, which is copied only where device and host share no memory."""
+        backend, program = device.backend, _AddThree(device.kernels)
+        program.slot = dataclasses.replace(program.slot, image_at="shared")
+        pair = backend.alloc_mapped(NBYTES)
+        for buffer in pair or ():
+            buffer.free()
+        copied: list[int | None] = []
+
+        async def main() -> None:
+            async with Orchestrator(program, backend, slots=slots) as orch:
+                step = 0
+                async for result in orch.map(range(30)):
+                    assert result.output == _expected(step)
+                    copied.append(result.timings.copy_nbytes)
+                    step += 1
+
+        before = backend.allocated_nbytes
+        device.loop.run_until_complete(main())
+        assert copied == [NBYTES if pair is None else 0] * 30
+        assert backend.allocated_nbytes == before
 
     def test_two_orchestrators_share_one_device(self, device: OpenDevice) -> None:
         """Two at once on one backend do not disturb each other; either may leave first."""

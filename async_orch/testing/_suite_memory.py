@@ -101,6 +101,21 @@ class MemoryTests(Suite):
         with pytest.raises(DeviceError, match="-1"):
             backend.alloc_mapped(-1)
 
+    def test_kernels_read_what_the_host_wrote_to_mapped_memory(self, device: OpenDevice) -> None:
+        """Where device and host share memory: what the host wrote before a launch is what its kernels see, uncopied."""
+        backend, nbytes = device.backend, 100
+        pair = backend.alloc_mapped(nbytes, name="slot.image")
+        if pair is None:
+            pytest.skip("this device shares no memory with the host")
+        memory, host = pair
+        stream, target = backend.create_stream("compute"), device.host(bytes(nbytes))
+        for value in (7, 50, 200):
+            host.array[:] = value
+            device.kernels.add_one(stream, memory)
+            stream.copy(target, memory, nbytes)
+            stream.record().synchronize(PATIENCE_S)
+            assert target.array.tolist() == [value + 1] * nbytes
+
     def test_an_allocation_counter_never_goes_back(self, device: OpenDevice) -> None:
         """Where the device's allocations are counted, it is by a number that only grows; freeing takes none away."""
         counter = device.backend.allocation_counter()

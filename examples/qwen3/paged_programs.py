@@ -96,6 +96,7 @@ class PagedProgram(StepProgram[BatchT, BatchOutput], Generic[BatchT]):
             workspace_nbytes=self.graphs.region_nbytes["workspace"],
             output_nbytes=owner.shape.output_nbytes,
             feed_nbytes=self.graphs.region_nbytes.get("feed", 0),
+            image_at="shared",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -94,6 +94,7 @@ class Qwen3Decode(StepProgram[DecodeStep, DecodeOutput]):
             image_nbytes=_fitting("image", memory.image_nbytes, self.graph_nbytes),
             workspace_nbytes=_fitting("workspace", memory.workspace_nbytes, self.graph.region_nbytes["workspace"]),
             output_nbytes=self.graph.region_nbytes["output"],
+            image_at="shared",
         )
         self.resident: dict[str, Buffer] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,12 @@ def test_the_tokens_are_those_of_the_host(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step enqueues one copy of its image and one kernel, whose output is read in place; numpy multiplies nothing."""
+@pytest.mark.parametrize("image_at", ["shared", "slot"])
+def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_at: Any) -> None:
+    """A step enqueues one kernel, which reads its image and leaves its output in place; numpy multiplies nothing.
+
+    Where its image is not shared, a copy of it too.
+    """
     make_checkpoint(tmp_path, seed=3)
     schedule = Schedule(PROMPTS, TOKENS, 64)
     sizes: dict[str, Any] = {"batch": schedule.batch, "capacity": schedule.capacity}
@@ -64,6 +69,7 @@ def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     async def main() -> list[list[int]]:
         program = OpenCLDecode(tmp_path, **sizes)
+        program.slot = dataclasses.replace(program.slot, image_at=image_at)
         found: list[list[int]] = [[] for _ in PROMPTS]
         async with Orchestrator(program, "opencl") as orch:
             enqueues.names.clear()
@@ -78,10 +84,8 @@ def test_a_decode_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert asyncio.run(main()) == tokens
     assert program_tasks(tmp_path, sizes) > 30
     n_steps = len(schedule)
-    assert enqueues.counts == {
-        "enqueue_nd_range_kernel": n_steps,
-        "_enqueue_write_buffer": n_steps,
-    }
+    copies = {} if image_at == "shared" else {"_enqueue_write_buffer": n_steps}
+    assert enqueues.counts == {"enqueue_nd_range_kernel": n_steps, **copies}
 
 
 def test_no_step_makes_the_driver_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,18 @@ async def test_logits_depend_on_the_sequence_alone(tmp_path: Path) -> None:
             np.testing.assert_array_equal(others[len(request.prompt)], alone[len(request.prompt)])
 
 
-async def test_a_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step enqueues one copy of its image and one kernel, whose output is read in place; numpy multiplies nothing."""
+@pytest.mark.parametrize("image_at", ["shared", "slot"])
+async def test_a_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_at: Any) -> None:
+    """A step enqueues one kernel, which reads its image and leaves its output in place; numpy multiplies nothing.
+
+    Where its image is not shared, a copy of it too.
+    """
     make_checkpoint(tmp_path, seed=3, max_position_embeddings=POSITIONS)
     requests = [Request(prompt, 6) for prompt in PROMPTS[:5]]
     expected = await run(PagedModel(tmp_path, max_batch=2), requests)
     model = OpenCLPagedModel(tmp_path, max_batch=2)
+    for program in model.programs.values():
+        program.slot = dataclasses.replace(program.slot, image_at=image_at)
     enqueues = Enqueues(monkeypatch)
 
     def refused(*args: Any, **options: Any) -> None:
@@ -119,10 +126,8 @@ async def test_a_step_is_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         counts = enqueues.counts
     assert {"prefill", "decode"} == set(programs)
     n_steps = len(programs)
-    assert counts == {
-        "enqueue_nd_range_kernel": n_steps,
-        "_enqueue_write_buffer": n_steps,
-    }
+    copies = {} if image_at == "shared" else {"_enqueue_write_buffer": n_steps}
+    assert counts == {"enqueue_nd_range_kernel": n_steps, **copies}
 
 
 async def test_the_kernel_has_run_when_the_model_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

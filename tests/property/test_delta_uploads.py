@@ -16,92 +16,12 @@ from hypothesis import strategies as st
 
 from async_orch import Orchestrator, open_backend
 from async_orch import _uploads as uploads
-from async_orch.exceptions import DeviceError, DeviceLost, OrchError
-from async_orch.testing import Fault, FaultPlan, leak_check, run_virtual
+from async_orch.exceptions import DeviceError
+from async_orch.testing import run_virtual
 from tests.uploads import Mirror
+from tests.uploads_under_fire import plan_for, run
 
 EXAMPLES = 400 if os.environ.get("ASYNC_ORCH_PROOFS") == "full" else 40
-NBYTES = 2_000
-
-
-class Images:
-    """Images that are much alike, and now and then not at all; sizes grow and shrink."""
-
-    def __init__(self, seed: int, largest_nbytes: int) -> None:
-        self.random = random.Random(seed)
-        self._image = bytearray(largest_nbytes)
-        self._used = NBYTES
-
-    def next(self) -> bytes:
-        """One more image, never the same twice."""
-        chance = self.random
-        if chance.random() < 0.1:
-            self._image[:] = chance.randbytes(len(self._image))
-        for _ in range(chance.choice((0, 1, 3, 10))):
-            self._image[chance.randrange(self._used)] = chance.randrange(256)
-        if chance.random() < 0.3:
-            self._used = chance.randint(8, len(self._image) if chance.random() < 0.2 else NBYTES)
-        self._image[:8] = chance.randbytes(8)
-        return bytes(self._image[: self._used])
-
-
-def plan_for(seed: int) -> FaultPlan:
-    """Copies and launches that fail in the call or on the device, copies that end half-way."""
-    return FaultPlan(
-        Fault(action="raise", operation="copy", stream="copy", probability=0.04),
-        Fault(action="raise", operation="copy", stream="copy", where="call", probability=0.02),
-        Fault(action="short_copy", operation="copy", stream="copy", probability=0.04, copied_nbytes=5),
-        Fault(action="raise", operation="launch", probability=0.03),
-        Fault(action="lose_device", operation="launch", probability=0.004),
-        Fault(action="delay", operation="launch", probability=0.05, delay_ns=70_000_000),
-        seed=seed,
-    )
-
-
-async def run(backend: Any, seed: int, count: int, *, grows: bool, fixed: bool, **options: Any) -> int:
-    """Steps of two programs with faults, cancels and reopening; gives how many gave their image back while it ran."""
-    images = Images(seed, 3 * NBYTES if grows else NBYTES)
-    chance = images.random
-    programs = {
-        "one": Mirror(NBYTES, grows=grows),
-        "other": Mirror(NBYTES, grows=grows, image_at="fixed" if fixed else "slot"),
-    }
-    right = 0
-    with leak_check(backend) as leaks:
-        orch: Orchestrator[Any, Any] = Orchestrator(
-            programs,
-            backend,
-            upload="delta",
-            grow="high_water" if grows else "never",
-            max_quarantined=1_000,
-            **options,
-        )
-        async with leaks.watch(orch):
-            handles: list[Any] = []
-            for _ in range(count):
-                step, name = images.next(), chance.choice(("one", "other"))
-                if chance.random() < 0.1:
-                    programs[name].fails[step] = chance.choice(("build", "launch", "kernel"))
-                try:
-                    handles.append((step, await orch.submit(step, program=name)))
-                    if chance.random() < 0.15:
-                        chance.choice(handles)[1].cancel()
-                    while handles and (len(handles) > 4 or chance.random() < 0.4):
-                        expected, handle = handles.pop(0)
-                        result = await handle
-                        assert result.output == expected
-                        right += 1
-                except DeviceLost:
-                    await orch.reopen()
-                    handles.clear()
-                except OrchError:
-                    continue
-            for expected, handle in handles:
-                try:
-                    assert (await handle).output == expected
-                except OrchError:
-                    continue
-    return right
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
@@ -112,8 +32,11 @@ def test_the_device_has_every_image_whole(seed: int, slots: int, grows: bool, mo
     async def main() -> int:
         backend = open_backend("sim:adversary", clock="virtual", faults=plan_for(seed))
         try:
+            at = "slot" if grows else "fixed"
             options = {} if mode is None else {"mode": mode}
-            return await run(backend, seed, 40, grows=grows, fixed=not grows, slots=slots, **options)
+            return await run(
+                backend, seed, 40, grows=grows, image_at=("slot", at), slots=slots, upload="delta", **options
+            )
         finally:
             backend.close()
 
@@ -128,7 +51,8 @@ async def test_so_it_has_when_the_thread_compares(name: str, seed: int, monkeypa
     options: dict[str, Any] = {"faults": plan_for(seed)} if name.startswith("sim") else {}
     backend = open_backend(name, **options)
     threads: dict[str, Any] = {"build_in": "thread", "build_workers": 2, "launch_in": "thread"} if seed % 2 else {}
-    assert await run(backend, seed, 150, grows=seed % 3 == 2, fixed=seed % 3 == 1, **threads) > 0
+    at = ("slot", "fixed" if seed % 3 == 1 else "slot")
+    assert await run(backend, seed, 150, grows=seed % 3 == 2, image_at=at, upload="delta", **threads) > 0
     backend.close()
 
 
@@ -156,7 +80,7 @@ def test_a_shadow_that_is_believed_too_early_shows(monkeypatch: pytest.MonkeyPat
     async def main(seed: int) -> None:
         backend = open_backend("sim:adversary", clock="virtual", faults=plan_for(seed))
         try:
-            await run(backend, seed, 60, grows=False, fixed=False, slots=1)
+            await run(backend, seed, 60, slots=1, upload="delta")
         finally:
             backend.close()
 

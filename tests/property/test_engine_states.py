@@ -7,6 +7,7 @@ use, whatever the engine believes. After every rule the ring's books are compare
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from typing import Any
 
@@ -44,13 +45,15 @@ class EngineStates(RuleBasedStateMachine):
         grow=st.sampled_from(["never", "high_water"]),
         mode=st.sampled_from(["pipelined", "pipelined", "ring", "naive"]),
         upload=st.sampled_from(["full", "delta"]),
+        shares=st.booleans(),
         fails_at_the_end=st.booleans(),
     )
-    def open(self, *, fails_at_the_end: bool, **options: Any) -> None:
+    def open(self, *, shares: bool, fails_at_the_end: bool, **options: Any) -> None:
         """Enter an orchestrator in a task of its own."""
         self.error = ArithmeticError("the body failed") if fails_at_the_end else None
         self.loop = VirtualClockLoop()
         self.backend = VirtualManualBackend(self.loop)
+        self.backend.shares_memory = shares
         self.entries: list[Entry] = []
         self.launches: list[Payload] = []
         self.barriers: list[asyncio.Task[None]] = []
@@ -58,6 +61,8 @@ class EngineStates(RuleBasedStateMachine):
         self.policy = options["policy"]
         self.leave = asyncio.Event()
         plain, chained = Plain(self.launches), Chained(self.launches)
+        for program in (plain, chained):
+            program.slot = dataclasses.replace(program.slot, image_at="shared")
         plain.grows = chained.grows = options["grow"] == "high_water"
         self.orch: Orchestrator[Any, Any] = Orchestrator(
             {"plain": plain, "chained": chained},
@@ -223,6 +228,8 @@ class EngineStates(RuleBasedStateMachine):
         for i, staging in enumerate(memory.staging.items):
             if id(staging.buffer) in used:
                 assert not memory.staging.is_free(i), f"staging {i} is free, and the device reads it"
+            if staging.device is not None:
+                assert id(staging.device) not in used, f"images are built in staging {i}, and kernels read it"
         for entry in self.entries:
             payload = entry.payload
             if payload.hold is not None and payload.slot_index >= 0 and not payload.hold.query():

@@ -12,31 +12,21 @@ from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Buffer, ByteArray, Stream
 from async_orch.exceptions import CopyError, LaunchError, OutOfDeviceMemory, OutputEscaped
 from async_orch.logs import StepRecord
-from async_orch.testing import ManualBackend, ManualBuffer
+from async_orch.testing import ManualBackend
 from tests.programs import Square
 
 
 class Sharing(ManualBackend):
     """A device that works in the host's memory. Like every test device it complains of memory used after `free`."""
 
-    def __init__(self, capacity_nbytes: int = 1 << 30) -> None:
-        super().__init__(capacity_nbytes)
-        self.touched: list[str] = []
-        self.shares = True
+    def __init__(self) -> None:
+        super().__init__(shares_memory=True)
+        self.touched: list[tuple[str, bool]] = []
         self.too_little = False
-
-    def alloc_mapped(self, nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer] | None:
-        if not self.shares:
-            return None
-        memory = ManualBuffer(self, nbytes, name, host=False)
-        host = ManualBuffer(self, nbytes, f"{name} of the host", host=True)
-        host._array = memory.array
-        self.live += [memory, host]
-        return memory, host
 
     def touch(self, buffer: Buffer) -> None:
         super().touch(buffer)
-        self.touched.append(buffer.name)
+        self.touched.append((buffer.name, buffer.is_host))
         if self.too_little and buffer.name == "slot.output":
             raise OutOfDeviceMemory("no memory for slot.output")
 
@@ -98,9 +88,9 @@ async def test_the_output_is_allocated_and_touched_at_open() -> None:
     """Both buffers of each slot's output are resident before the first step, and no other buffer stands in for them."""
     backend = Sharing()
     async with Orchestrator(Square(), backend, slots=2):
-        assert backend.touched.count("slot.output") == backend.touched.count("slot.output of the host") == 2
+        assert backend.touched.count(("slot.output", False)) == backend.touched.count(("slot.output", True)) == 2
         names = [buffer.name for buffer in backend.live]
-        assert names.count("slot.output") == 2
+        assert names.count("slot.output") == 4
         assert "slot.output_host" not in names
     assert backend.live == []
 
@@ -170,11 +160,11 @@ async def test_a_slot_that_replaces_a_lost_one_is_like_it(mode: Any) -> None:
 async def test_an_output_can_grow_into_memory_of_the_other_kind(shared_before: bool) -> None:
     """Shared memory has run out, or there is some now: outputs are copied from then on, or no longer."""
     backend = Sharing()
-    backend.shares = shared_before
+    backend.shares_memory = shared_before
     async with Orchestrator(Sum(), backend, slots=1, grow="high_water") as orch:
         assert await _outputs(orch, backend, [8]) == [64]
         copies = backend.compute.enqueued.count("copy")
-        backend.shares = not shared_before
+        backend.shares_memory = not shared_before
         assert await _outputs(orch, backend, [100, 8]) == [10_000, 64]
         found = copies, backend.compute.enqueued.count("copy") - copies
     assert found == ((0, 2) if shared_before else (1, 0))

@@ -146,7 +146,7 @@ async def test_image_at_fixed_gives_every_step_the_same_address(backend: str) ->
 
 def test_image_at_is_checked() -> None:
     """An unknown place, or a fixed place for no image, is refused."""
-    with pytest.raises(ConfigurationError, match="must be 'slot' or 'fixed'"):
+    with pytest.raises(ConfigurationError, match="must be 'slot', 'fixed' or 'shared'"):
         SlotSpec(image_nbytes=8, image_at="here")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="needs an image"):
         SlotSpec(image_nbytes=0, image_at="fixed")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import structlog
 
-from async_orch import Orchestrator, StepHandle, _opening, _records
+from async_orch import Orchestrator, Slot, SlotSpec, StepHandle, _opening, _records
+from async_orch.abc import Stream
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import FIELDS, StepRecord
 from async_orch.testing import ManualBackend
@@ -86,6 +87,25 @@ async def test_a_removed_step_has_nulls_where_it_did_not_get() -> None:
     assert record.event == "step.cancelled"
     assert record.build_ns is not None
     assert (record.slot, record.h2d_ns, record.launch_ns, record.device_ns, record.total_ns) == (None,) * 5
+
+
+@pytest.mark.parametrize("build_in", ["inline", "thread"])
+async def test_a_step_that_copies_nothing_has_no_start_of_a_copy(build_in: Any) -> None:
+    """Whether it goes to the device at once or through the queues."""
+
+    class Imageless(Square):
+        slot = SlotSpec(image_nbytes=0, output_nbytes=8)
+
+        def build(self, step: int, image: Any) -> int | None:
+            return None
+
+        def launch(self, step: int, slot: Slot, stream: Stream) -> int | None:
+            return None
+
+    records: list[StepRecord] = []
+    async with Orchestrator(Imageless(), "sim:instant", step_log=records.append, build_in=build_in) as orch:
+        await orch.run(1)
+    assert [(r.h2d_start_ns, r.h2d_ns, r.copy_nbytes) for r in records] == [(None, None, 0)]
 
 
 async def test_records_are_made_off_the_loop() -> None:
