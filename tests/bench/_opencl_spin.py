@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import os
@@ -24,7 +25,7 @@ from tests.bench._kit import CheckFailed, Sample, on_loop, refuse
 
 __all__ = [
     "BACKEND", "IMAGE_NBYTES", "KERNEL_NS", "OUTPUT_NBYTES", "SLOTS", "STEPS", "WORKSPACE_NBYTES", "Bare", "Spin",
-    "beside_bound", "check", "compiled", "pyopencl", "spin_rounds", "step_ms", "steps", "streaming",
+    "beside_bound", "beside_kernels", "check", "compiled", "pyopencl", "spin_rounds", "step_ms", "steps", "streaming",
 ]  # fmt: skip
 
 BACKEND = os.environ.get("BENCH_BACKEND", "opencl")
@@ -94,6 +95,10 @@ class Spin(StepProgram[int, tuple[int, int]]):
 
     slot = SlotSpec(image_nbytes=IMAGE_NBYTES, workspace_nbytes=WORKSPACE_NBYTES, output_nbytes=OUTPUT_NBYTES)
 
+    def __init__(self, *, shared: bool = False) -> None:
+        if shared:
+            self.slot = dataclasses.replace(type(self).slot, image_at="shared")
+
     def open(self, device: Any) -> None:
         from async_orch_backends.opencl import NDRange
 
@@ -120,7 +125,9 @@ async def steps(orch: Orchestrator[int, tuple[int, int]], results: list[Any], fi
     return ends
 
 
-def check(orch: Orchestrator[int, tuple[int, int]], results: list[Any], mode: str, slots: int) -> None:
+def check(
+    orch: Orchestrator[int, tuple[int, int]], results: list[Any], mode: str, slots: int, *, copied: bool = True
+) -> None:
     check_order([result.seq for result in results], len(results))
     if any(result.output != (i % 251, i % 251) for i, result in enumerate(results)):
         raise CheckFailed(f"{mode}: an image did not come back as it was built")
@@ -130,6 +137,10 @@ def check(orch: Orchestrator[int, tuple[int, int]], results: list[Any], mode: st
     timings = [result.timings for result in results]
     compute = [(t.device_start_ns, t.device_ns) for t in timings]
     check_intervals("compute", compute, least_ns=KERNEL_NS // 2, slack_ns=SLACK_NS)
+    if any(t.copy_nbytes != (IMAGE_NBYTES if copied else 0) for t in timings):
+        raise CheckFailed(f"{mode}: images were {'not ' if copied else ''}copied; does the device share memory?")
+    if not copied:
+        return
     check_intervals("copy", [(t.h2d_start_ns, t.h2d_ns) for t in timings], least_ns=1, slack_ns=SLACK_NS)
 
 
@@ -220,6 +231,34 @@ async def _beside_bound() -> Sample:
         "kernel_ratio": _share(kernels, pipelined),
         "copy_ms": statistics.median(copies),
     }
+
+
+async def _beside_kernels() -> Sample:
+    """The pipeline whose kernels read images where they were built, in turns with the kernels alone."""
+    bare = Bare()
+    share = STEPS // TURNS
+    pipelined, kernels = [], []
+    results: list[Any] = []
+    try:
+        async with Orchestrator(Spin(shared=True), BACKEND, slots=SLOTS) as orch:
+            for turn in range(TURNS):
+                ends = await steps(orch, results, turn * share, share)
+                pipelined.append(step_ms(ends))
+                kernels.append(await asyncio.to_thread(bare.step_ms, share, copies=False))
+    finally:
+        bare.close()
+    check(orch, results, "pipelined", SLOTS, copied=False)
+    return {
+        "step_ms": statistics.median(pipelined),
+        "kernel_ms": statistics.median(kernels),
+        "kernel_ratio": _share(kernels, pipelined),
+    }
+
+
+def beside_kernels() -> Sample:
+    pyopencl()
+    sample: Sample = on_loop(_beside_kernels)
+    return sample
 
 
 def _share(bound: list[float], pipelined: list[float]) -> float:

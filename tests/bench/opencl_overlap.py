@@ -11,6 +11,9 @@ On PoCL a copy is the C library's `memcpy` on a core of the host, and its writes
 then a copy may take longer than the kernel, and no pipeline is bound by kernels. So it is measured a second time in a
 process whose copies go past the cache (``GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=4000000``).
 
+And a third time with the image in memory that device and host share (`SlotSpec(image_at="shared")`), where nothing is
+copied: then the kernels alone are the bound.
+
 Last the latency from a fence to the coroutine that awaits it, beside that of a bare thread with
 ``call_soon_threadsafe``. Needs ``async-orch[pocl]``. On a GPU: ``tests.bench.device_overlap``.
 """
@@ -36,6 +39,7 @@ from tests.bench._opencl_spin import (
     WORKSPACE_NBYTES,
     Spin,
     beside_bound,
+    beside_kernels,
     check,
     compiled,
     pyopencl,
@@ -127,7 +131,7 @@ def latency(bare: bool) -> Sample:
 
 
 def figures(samples: Samples) -> list[Figure]:
-    step, best, past = "step_ms", "pipelined, 3 slots", "past the cache"
+    step, best, past, shared = "step_ms", "pipelined, 3 slots", "past the cache", "shared image"
     titles = {
         "naive": "naive: allocates each step, serial",
         "ring": "ring: allocated once, serial",
@@ -159,6 +163,11 @@ def figures(samples: Samples) -> list[Figure]:
             samples, past, "kernel_ratio", "opencl_kernel_share", "past the cache: steps/s / kernels alone",
             **share,
         ),
+        single(samples, shared, step, "opencl_shared", "image in shared memory: pipelined, ring of 3", **ms),
+        single(
+            samples, shared, "kernel_ratio", "opencl_shared_share", "image in shared memory: steps/s / kernels alone",
+            **share,
+        ),
         single(samples, "latency bare", "latency_us", "opencl_latency_bare", "bare: a fence to a coroutine", unit="us"),
         quotient(
             samples, ("latency", "latency_us"), ("latency bare", "latency_us"), "opencl_latency",
@@ -172,6 +181,7 @@ BENCH = Bench(
     {
         "pipelined, 3 slots": beside_bound,
         "past the cache": streaming,
+        "shared image": beside_kernels,
         "naive": partial(mode, "naive", 1, NAIVE_STEPS),
         "ring": partial(mode, "ring", 1, STEPS),
         "pipelined, 1 slot": partial(mode, "pipelined", 1, STEPS),
