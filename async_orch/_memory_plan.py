@@ -132,9 +132,17 @@ class MemoryPlan:
 
     def _check_room(self, total: int) -> None:
         """Refuse rings that cannot fit before anything of them is touched."""
-        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
         free = self._backend.free_nbytes()
-        if not self.naive and free is not None and needed > free:
+        if free is None:
+            return
+        largest = max(c.sizes.device_nbytes for c in self.classes)
+        if self.naive and largest > free:
+            raise OutOfDeviceMemory(
+                f"a slot does not fit: it needs {largest} B of device memory, {free} B are free; lower the sizes "
+                f"({self.classes[-1].sizes})"
+            )
+        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
+        if not self.naive and needed > free:
             raise OutOfDeviceMemory(
                 f"the rings do not fit: {total} slots need {needed} B of device memory, {free} B are free; lower slots "
                 f"or the sizes ({self.classes[-1].sizes})"

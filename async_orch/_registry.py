@@ -77,7 +77,11 @@ def open_backend(name: str, **options: Any) -> Backend:
         raise BackendUnavailable(f"backend {kind!r} cannot be imported: {one_line(exc)}") from exc
     try:
         backend = opener(target or None, **options)
-    except (OrchError, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        raise
+    except OrchError as exc:
+        if len(exc.args) == 1 and isinstance(exc.args[0], str) and "\n" in exc.args[0]:
+            exc.args = (" ".join(exc.args[0].split()),)
         raise
     except BaseException as exc:
         raise BackendUnavailable(f"backend {name!r} could not be opened: {one_line(exc)}") from exc

@@ -16,7 +16,7 @@ from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._host_orch import estimate_allocation
 from async_orch.logs import HostOrch
 
-__all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "known_of"]
+__all__ = ["JoinedRows", "LineRows", "Rows", "StepRows", "added", "between", "chosen", "copied_ns", "known_of"]
 
 
 class Rows(Protocol):
@@ -34,17 +34,17 @@ class Rows(Protocol):
 
 
 # Figures that are a field of the record under the name that a host-orch line gives it.
-_RENAMED: Final = {"orch_ns": "build_ns", "sm_ns": "h2d_sm_ns", "copy_ns": "h2d_ns"}
+_RENAMED: Final = {"orch_ns": "build_ns", "sm_ns": "h2d_sm_ns"}
 _DEVICE: Final = frozenset({"device_start_ns", "device_ns", "bubble_ns", "starved_ns"})
 
 
 class StepRows:
     """Figures of step records.
 
-    ``copy_ns`` is the copy without allocation, ``end_ns`` the end of retire, the ``..._wait_ns`` are times in the
-    queues between the stages; the other names are those of `async_orch.logs.HostOrch` and `StepRecord`. What
-    compares a moment on the host with one on the device is known only where both clocks are one, see
-    `kinds_on_host_clock`: for the kinds that `on_host_clock` gives, by default those of which the frame shows it.
+    ``copy_ns`` is the copy without allocation, 0 where nothing was copied, ``end_ns`` the end of retire, the
+    ``..._wait_ns`` are times in the queues between the stages; the other names are those of `async_orch.logs.HostOrch`
+    and `StepRecord`. What compares a moment on the host with one on the device is known only where both clocks are one,
+    see `kinds_on_host_clock`: for the kinds that `on_host_clock` gives, by default those of which the frame shows it.
     """
 
     def __init__(self, frame: StepFrame, on_host_clock: Callable[[], frozenset[Kind]] | None = None) -> None:
@@ -52,6 +52,7 @@ class StepRows:
         # Asked once: what is true of a kind in all of a run need not show in a part of it.
         self._on_host_clock = on_host_clock or cache(partial(host_clock_kinds, frame))
         self._derived: dict[str, Callable[[], Column]] = {
+            "copy_ns": lambda: copied_ns(self.frame),
             "graph_ns": lambda: added(self.figure("alloc_ns"), self.figure("h2d_graph_ns")),
             "h2d_ns": lambda: added(self.figure("graph_ns"), self.figure("sm_ns")),
             "bw": lambda: rate(self.figure("copy_nbytes"), self.figure("h2d_ns")),
@@ -210,6 +211,15 @@ class JoinedRows:
         """See `Rows.parts`."""
         for rows in self._parts:
             yield from rows.parts()
+
+
+def copied_ns(steps: StepFrame) -> Column:
+    """How long each step's copy took: 0 where it had nothing to copy, which no clock has measured."""
+    values = steps.column("h2d_ns")
+    missing = values == MISSING
+    if not missing.any():
+        return values
+    return np.where(missing & (steps.column("copy_nbytes") == 0), 0, values)
 
 
 def known_of(values: Column) -> Column:

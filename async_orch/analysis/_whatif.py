@@ -10,7 +10,7 @@ from typing import Any, Final, cast, get_args
 import numpy as np
 
 from async_orch.analysis._clock import host_clock
-from async_orch.analysis._columns import Rows, StepRows, known_of
+from async_orch.analysis._columns import Rows, StepRows, copied_ns, known_of
 from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
@@ -135,10 +135,11 @@ def _costs(run: StepFrame) -> tuple[list[StepCost], Rows]:
     cold = np.array([kind.cold_reason not in (None, "each_step") for kind in run.kinds])[run.kind]
     run = run.take(~cold)
     rows = StepRows(run)
-    needed = ("build_ns", "h2d_ns", "launch_ns", "device_ns", "retire_ns")
-    whole = np.logical_and.reduce([run.column(name) != MISSING for name in needed])
+    needed = {name: run.column(name) for name in ("build_ns", "launch_ns", "device_ns", "retire_ns")}
+    needed["h2d_ns"] = copied_ns(run)
+    whole = np.logical_and.reduce([values != MISSING for values in needed.values()])
     if int(np.count_nonzero(whole)) < _LEAST_STEPS:
-        counts = {name: int(np.count_nonzero(run.column(name) != MISSING)) for name in needed}
+        counts = {name: int(np.count_nonzero(values != MISSING)) for name, values in needed.items()}
         raise WhatIfError(
             f"{int(np.count_nonzero(whole))} warm steps have all stage times, at least {_LEAST_STEPS} are needed; "
             "known: " + ", ".join(f"{name} of {count}" for name, count in counts.items())
@@ -170,10 +171,11 @@ def _start_delay(run: StepFrame) -> Column:
     """
     names = ("device_start_ns", "launch_start_ns", "h2d_start_ns", "h2d_ns", "bubble_ns")
     start, launch, copy_start, copy, bubble = (run.column(name) for name in names)
-    known = host_clock(run)
-    for values in (start, launch, copy_start, copy, bubble):
+    known = host_clock(run) & ((copy != MISSING) | (copied_ns(run) == 0))
+    for values in (start, launch, bubble):
         known = known & (values != MISSING)
-    held_until = np.maximum(np.maximum(launch, copy_start + copy), start - bubble)
+    copied = np.where((copy == MISSING) | (copy_start == MISSING), launch, copy_start + copy)
+    held_until = np.maximum(np.maximum(launch, copied), start - bubble)
     return np.where(known, np.maximum(start - held_until, 0), 0)
 
 

@@ -57,12 +57,18 @@ def support_of(device: Any) -> str:
 
 def find_device(cl: Any, target: str | None) -> Any:
     """The device with the index ``target``, the first by default; `BackendUnavailable` lists what there is."""
-    devices = _devices(cl)
+    text = target or "0"
+    is_index = text.isascii() and text.isdigit()
+    try:
+        devices = _devices(cl)
+    except BackendUnavailable as exc:
+        if is_index:
+            raise
+        raise BackendUnavailable(f"backend 'opencl:{target}' names no device: give an index; and {exc}") from exc
     if not devices:
         raise BackendUnavailable("OpenCL is installed but has no device; check the driver with `clinfo`")
     listing = ", ".join(f"opencl:{i} {_name(device)}" for i, device in enumerate(devices))
-    text = target or "0"
-    if not (text.isascii() and text.isdigit()):
+    if not is_index:
         raise BackendUnavailable(f"backend 'opencl:{target}' names no device: give an index; there is {listing}")
     index = int(text)
     if index >= len(devices):
@@ -88,10 +94,10 @@ def queue_of(cl: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return first, adopted
 
 
-def driver_error(exc: Exception, what: str) -> DeviceError:
-    """A driver call's exception as ours, with it as the cause."""
+def driver_error(exc: Exception, what: str, advice: str = "") -> DeviceError:
+    """A driver call's exception as ours, with it as the cause; ``advice`` says what to change."""
     code = getattr(exc, "code", None)
-    text = f"{what} failed: {' '.join(str(exc).split())}"
+    text = f"{what} failed: {f'{advice}; ' if advice else ''}{' '.join(str(exc).split())}"
     kind = DeviceLost if code in _LOST else OutOfDeviceMemory if code in _NO_MEMORY else DeviceError
     error = kind(text)
     error.__cause__ = exc

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from async_orch.abc import Buffer
 from async_orch.exceptions import DeviceError
@@ -19,31 +17,10 @@ from ._driver_queue import DriverQueue
 from ._driver_stream import DriverStream
 from ._opencl_driver import driver_error, status_error
 from ._opencl_event import Command, EventReader, OpenCLEvent
+from ._opencl_launch import NUMBERS, NDRange, advice
 from ._opencl_memory import OpenCLBuffer
 
-__all__ = ["NDRange", "OpenCLQueue", "OpenCLStream"]
-
-_NUMBERS = (int, float, np.generic)
-
-
-class NDRange(NamedTuple):
-    """What ``stream.launch`` takes on the backend ``opencl``: a kernel and the sizes that it runs with.
-
-    Attributes
-    ----------
-    kernel:
-        A ``pyopencl.Kernel``. Its arguments are those of ``launch``: device buffers, and numpy scalars of the type
-        that the kernel declares. With ``kernel.set_scalar_arg_dtypes([None, numpy.int32])``, None for a buffer, a
-        launch with numbers takes about half the time, they may be plain ones, and a wrong type is refused.
-    global_size:
-        Work-items in each of 1 to 3 dimensions.
-    local_size:
-        Work-items of a group; None leaves it to the driver.
-    """
-
-    kernel: Any
-    global_size: Sequence[int]
-    local_size: Sequence[int] | None = None
+__all__ = ["OpenCLQueue", "OpenCLStream"]
 
 
 class OpenCLQueue:
@@ -138,14 +115,17 @@ class OpenCLQueue:
             return
         waits = _events(self._waits) if self._waits else None
         try:
+            if 0 in global_size:
+                raise ValueError("it would run nowhere")  # since OpenCL 2.1 a driver takes it, and runs nothing
             event = called(self._native, global_size, local_size, *natives, wait_for=waits)
         except (self._cl.Error, TypeError, ValueError, RuntimeError) as exc:  # the last of numbers that do not fit
             what = f"launching kernel {called.function_name!r} on stream {self._name!r}"
-            raise driver_error(exc, what) from exc
+            by_driver = isinstance(exc, self._cl.Error)
+            raise driver_error(exc, what, advice(self.device, kernel, args, by_driver=by_driver)) from exc
         self._enqueued(event, natives)
 
     def _argument(self, arg: Any, kernel: Any) -> Any:
-        if isinstance(arg, _NUMBERS):
+        if isinstance(arg, NUMBERS):
             return arg  # asked first: whether it is a buffer takes an abstract class ten times as long
         if isinstance(arg, OpenCLBuffer):
             return arg.native

@@ -22,7 +22,7 @@ from ._event_clock import EventClock
 
 __all__ = ["CudaBackend", "Launch", "open_backend"]
 
-SUPPORT: Final = "tested against a fake"
+SUPPORT: Final = "tested against a fake; on a GPU not run"
 
 _ALIGNMENT_NBYTES = 256
 _PAGE_NBYTES = 4096

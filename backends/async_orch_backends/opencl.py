@@ -34,8 +34,9 @@ from ._driver_backend import DriverBackend, DriverBuffer
 from ._driver_queue import DriverQueue
 from ._memory import CHECKED_NBYTES, available_nbytes
 from ._opencl_driver import driver_error, find_device, load_pyopencl, queue_of, support_of
+from ._opencl_launch import NDRange
 from ._opencl_memory import device_memory, host_memory, shared_memory, shares_memory
-from ._opencl_queue import NDRange, OpenCLQueue, OpenCLStream
+from ._opencl_queue import OpenCLQueue, OpenCLStream
 
 __all__ = ["NDRange", "OpenCLBackend", "OpenCLStream", "open_backend"]
 

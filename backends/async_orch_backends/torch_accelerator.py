@@ -16,6 +16,7 @@ device are sticky in PyTorch: they lose the device.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ __all__ = ["TorchBackend", "open_backend"]
 SUPPORT: Final = "not run"
 
 _ALIGNMENT_NBYTES = 64
+_NAME: Final = re.compile(r"[a-z_]\w*(:[0-9]+)?", re.ASCII)
 _COUNTER = "num_device_alloc"  # torch.accelerator.memory_stats: allocations of device memory, not what its cache serves
 
 
@@ -133,8 +135,6 @@ def _device(torch: Any, target: str | None) -> Any:
     kind, _, index = text.partition(":")
     if kind != current.type:
         raise BackendUnavailable(f"backend 'torch:{text}': the accelerator of this PyTorch is {current.type!r}")
-    if index and not (index.isascii() and index.isdigit()):
-        raise BackendUnavailable(f"backend 'torch:{text}' names no device: give an index, e.g. 'torch:{kind}:0'")
     count = torch.accelerator.device_count()
     if int(index or 0) >= count:
         raise BackendUnavailable(f"backend 'torch:{text}' is out of range: there are {count} {kind} devices")
@@ -153,8 +153,12 @@ def open_backend(target: str | None = None, **options: Any) -> Backend:
         raise ConfigurationError(
             f"backend 'torch' takes the options compute_stream and copy_stream, got {', '.join(unknown)}"
         )
+    if target is not None and _NAME.fullmatch(target) is None:
+        raise BackendUnavailable(
+            f"backend 'torch:{target}' names no device: give KIND or KIND:INDEX, as 'torch:cuda:0'"
+        )
     torch = _load()
-    if target == "cpu":
+    if target in ("cpu", "cpu:0"):
         from ._torch_cpu import TorchCpuBackend  # noqa: PLC0415 - for tests only
 
         return TorchCpuBackend(torch, **options)

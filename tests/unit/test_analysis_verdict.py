@@ -61,6 +61,19 @@ def test_a_verdict_is_that_of_a_loop_over_the_steps_that_have_all_parts(seed: in
     assert found.share == max(sums.values()) / sum(sums.values())
 
 
+def test_nothing_copied_took_no_time_to_copy() -> None:
+    """Steps without an image, or with one in shared memory, have a verdict; a copy that is not known has none."""
+    uncopied = [step_record(seq=seq, h2d_ns=None, copy_nbytes=0, device_ns=90_000_000) for seq in range(3)]
+    found = verdict_of(_rows(uncopied), estimated=False)
+    assert found is not None
+    assert (found.bound, found.parts["copy"], found.steps) == ("device", 0, 3)
+    mixed = verdict_of(_rows([*uncopied, step_record(seq=3, h2d_ns=2000)]), estimated=False)
+    assert mixed is not None
+    assert (mixed.parts["copy"], mixed.steps) == (500, 4)
+    untimed = [step_record(seq=seq, h2d_ns=None, h2d_graph_ns=None, copy_nbytes=8) for seq in range(3)]
+    assert verdict_of(_rows(untimed), estimated=False) is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_starving_is_judged_by_the_steps_that_say_how_long(seed: int) -> None:
     """The device starves from the interval on for which its wait is half of what it does not work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from async_orch.analysis import WhatIfError, read_frames, whatif
 from async_orch.cli import main
 from async_orch.logs import encode_line
 from async_orch.testing import run_virtual
+from tests.sharing import share_memory
 from tests.unit.step_records import step_record
 
 US = 1_000
@@ -48,13 +50,25 @@ class Timed(StepProgram[int, int]):
         return step
 
 
-def run_engine(path: Path, build_us: int, copy_us: int, device_us: int, retire_us: int, **options: Any) -> None:
+def run_engine(
+    path: Path,
+    build_us: int,
+    copy_us: int,
+    device_us: int,
+    retire_us: int,
+    *,
+    image_at: Any = "slot",
+    **options: Any,
+) -> None:
     """Run steps in virtual time and leave their log at `path`."""
 
     async def steps() -> None:
         profile = SimProfile("model", copy_bytes_per_s=IMAGE_NBYTES * 1e6 / copy_us, alloc_bytes_per_s=1e9)
         backend = SimBackend(profile, clock="virtual")
         program = Timed(backend, build_us, device_us, retire_us)
+        program.slot = dataclasses.replace(program.slot, image_at=image_at)
+        if image_at == "shared":
+            share_memory(backend)
         async with Orchestrator(program, backend=backend, step_log=path, blocked_warning_s=10, **options) as orch:
             async for _ in orch.map(range(STEPS)):
                 pass
@@ -94,6 +108,23 @@ def test_prediction_is_what_the_engine_does(workload: str, tmp_path: Path) -> No
         actual = whatif(read_frames(path), [{}])
         assert predicted.steps_per_s == pytest.approx(actual.measured_steps_per_s, rel=0.05), setting
         assert actual.as_run.setting == predicted.setting
+
+
+def test_a_run_that_copies_nothing_can_be_predicted(tmp_path: Path) -> None:
+    """And what it would be is predicted from a run that copies, by copies that take no time."""
+    copies, shares = tmp_path / "copies", tmp_path / "shares"
+    run_engine(copies, *WORKLOADS["copy"], slots=3, queue_depth=2)
+    run_engine(shares, *WORKLOADS["copy"], slots=3, queue_depth=2, image_at="shared")
+    settings: tuple[dict[str, Any], ...] = ({"slots": 1, "queue_depth": 1}, {"mode": "ring"})
+    found = whatif(read_frames(shares), settings)
+    assert abs(found.error) < 0.05
+    for setting, predicted in zip(settings, found.predictions, strict=True):
+        path = tmp_path / f"{predicted.setting.mode}"
+        run_engine(path, *WORKLOADS["copy"], image_at="shared", **{"slots": 3, "queue_depth": 2, **setting})
+        actual = whatif(read_frames(path), [{}])
+        assert predicted.steps_per_s == pytest.approx(actual.measured_steps_per_s, rel=0.05), setting
+    (without,) = whatif(read_frames(copies), [{"copy_x": 0}]).predictions
+    assert without.steps_per_s == pytest.approx(found.measured_steps_per_s, rel=0.05)
 
 
 def test_predictions_tell_settings_apart(tmp_path: Path) -> None:

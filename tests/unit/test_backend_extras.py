@@ -29,6 +29,18 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["torch::", "torch:0", "torch:cuda:x", "torch:cuda:0:1", "torch:cuda:-1", "torch: cuda"]
+)
+def test_a_malformed_name_is_told_whatever_is_missing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What is wrong with it is the same with PyTorch and without, with an accelerator and without."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        BackendUnavailable, match=f"'{name}' names no device: give KIND or KIND:INDEX, as 'torch:cuda:0'"
+    ):
+        open_backend(name)
+
+
 def test_backend_modules_import_without_their_packages() -> None:
     """Importing any of our backends imports no driver package."""
     drivers = [module for _, module, _ in MISSING]

@@ -303,6 +303,28 @@ async def test_staging_that_does_not_fit_says_what_to_lower(backend: str) -> Non
             pass
 
 
+async def test_a_slot_that_can_never_fit_is_refused_at_open_in_mode_naive() -> None:
+    """There each step allocates its own, so none has to fit beside others; but one must."""
+
+    class Two(ManualBackend):
+        def free_nbytes(self) -> int:
+            return self.capacity_nbytes - self.allocated_nbytes
+
+    class Big(Square):
+        slot = SlotSpec(image=Square.slot.image, workspace_nbytes=600, output_nbytes=8)
+
+    needed = 8 + 600 + 8
+    small = Two(capacity_nbytes=needed - 1)
+    with pytest.raises(
+        OutOfDeviceMemory, match=rf"a slot does not fit: it needs {needed} B .*, {needed - 1} B are free"
+    ):
+        async with Orchestrator(Big(), small, mode="naive"):
+            pass
+    assert small.live == []
+    async with Orchestrator(Big(), Two(capacity_nbytes=needed), mode="naive", slots=3):
+        pass
+
+
 async def test_host_memory_that_runs_out_for_staging_is_named_as_such() -> None:
     """A backend that cannot tell what is free fails at the staging buffer, and the message says which and how large."""
 

@@ -80,6 +80,8 @@ def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(BackendUnavailable, match=r"pip install 'async-orch\[pocl\]'.*pocl-opencl-icd") as caught:
         open_backend("opencl")
     assert "\n" not in str(caught.value)
+    with pytest.raises(BackendUnavailable, match=r"'opencl:x' names no device: give an index; and no OpenCL driver is"):
+        open_backend("opencl:x")
 
 
 def test_what_is_no_kernel_is_refused(backend: OpenCLBackend) -> None:

@@ -83,6 +83,43 @@ def test_a_number_that_does_not_fit_is_a_device_error(backend: OpenCLBackend, nu
     stream.synchronize(PATIENCE_S)
 
 
+@pytest.mark.parametrize(
+    ("global_size", "local_size", "told", "arguments", "said"),
+    [
+        (16, None, True, 2, r"global_size=16 must be a tuple of 1 to 3 ints, such as \(64,\)"),
+        ((16,), 4, True, 2, r"local_size=4 must be a tuple of 1 to 3 ints"),
+        ((1.5,), None, True, 2, r"global_size=\(1\.5,\) must be a tuple of 1 to 3 ints"),
+        ((), None, True, 2, r"global_size=\(\) must be 1 to 3 ints of at least 1"),
+        ((0,), None, True, 2, r"global_size=\(0,\) must be 1 to 3 ints of at least 1"),
+        ((4, 0), None, False, 2, r"global_size=\(4, 0\) must be 1 to 3 ints of at least 1"),
+        ((16,), None, True, 3, r"it declares 2 arguments, and launch\(\) was given 3"),
+        ((16,), None, False, 1, r"it declares 2 arguments, and launch\(\) was given 1"),
+        ((16,), (4, 4), False, 2, r"global_size=\(16,\) and local_size=\(4, 4\) must have as many dimensions"),
+        ((16,), (5,), False, 2, r"local_size=\(5,\) must divide global_size=\(16,\)"),
+        ((1 << 16,), (1 << 16,), False, 2, r"local_size=\(65536,\) is 65536 work-items, the device takes \d+"),
+        (
+            (16,),
+            None,
+            False,
+            -2,
+            r"argument 1 is a plain int: pass a numpy scalar.* or .*kernel\.set_scalar_arg_dtypes",
+        ),
+    ],
+)
+def test_a_launch_that_cannot_be_says_what_to_change(
+    backend: OpenCLBackend, global_size: Any, local_size: Any, told: bool, arguments: int, said: str
+) -> None:
+    """Sizes, arguments and plain numbers, in the caller's words; also what a driver takes, and then runs nowhere."""
+    kernel, stream = _kernel(backend), backend.create_stream("compute")
+    if told:
+        kernel.set_scalar_arg_dtypes([None, np.int32])
+    given = [backend.alloc(1 << 16), *[np.int32(1)] * (arguments - 1)] if arguments > 0 else [backend.alloc(16), 1]
+    with pytest.raises(DeviceError, match=f"launching kernel 'add' on stream 'compute' failed: {said}"):
+        stream.launch(NDRange(kernel, global_size, local_size), *given)
+    stream.launch(NDRange(kernel, (16,)), given[0], np.int32(1))
+    stream.synchronize(PATIENCE_S)
+
+
 @pytest.mark.parametrize("when", ["it was over", "it was pending"])
 def test_a_step_that_begins_behind_a_failed_command_begins_well(backend: OpenCLBackend, when: str) -> None:
     """The failed command is the last one of the queue, and so marks the place; its failure is not that of the place."""

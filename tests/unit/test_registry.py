@@ -97,6 +97,7 @@ def test_a_broken_entry_point_breaks_no_other(install: Install) -> None:
         ("crashes", "x:open", "p", SyntaxError("invalid syntax\nin two lines")),
         ("raises", "y:open", "p", lambda target: dict[str, int]()["key"]),
         ("shouts", "z:open", "p", lambda target: (_ for _ in ()).throw(RuntimeError("first\nsecond"))),
+        ("ours", "v:open", "p", lambda target: (_ for _ in ()).throw(BackendUnavailable("no device:\n  plug it in"))),
         ("signature", "w:open", "p", lambda: None),
         ("host", "c:d", "async-orch", open_host),
     )
@@ -104,6 +105,7 @@ def test_a_broken_entry_point_breaks_no_other(install: Install) -> None:
     refused("crashes", "backend 'crashes' cannot be imported: invalid syntax in two lines")
     refused("raises", "backend 'raises' could not be opened: 'key'")
     refused("shouts", "backend 'shouts' could not be opened: first second")
+    refused("ours", "^no device: plug it in$")
     refused("signature", "backend 'signature' could not be opened: .*positional argument")
     with pytest.raises(BackendUnavailable) as caught:
         open_backend("absent")

@@ -32,7 +32,7 @@ def test_without_an_accelerator_it_refuses_in_one_line() -> None:
     [
         ("npu:0", "'torch:npu:0': the accelerator of this PyTorch is 'cpu'"),
         ("cpu:1", "'torch:cpu:1' is out of range: there are 1 cpu devices"),
-        ("cpu:first", "'torch:cpu:first' names no device: give an index"),
+        ("cpu:first", "'torch:cpu:first' names no device: give KIND or KIND:INDEX, as 'torch:cuda:0'"),
     ],
 )
 def test_a_name_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, target: str, message: str) -> None:
@@ -40,6 +40,13 @@ def test_a_name_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, tar
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     with pytest.raises(BackendUnavailable, match=message):
         torch_accelerator.open_backend(target)
+
+
+def test_the_host_may_be_given_its_index() -> None:
+    """It has one device, as others count theirs."""
+    backend = open_backend("torch:cpu:0")
+    assert backend.info.device == "cpu"
+    backend.close()
 
 
 def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
