@@ -116,7 +116,7 @@ class SlotSpec:
         (`Backend.alloc_mapped`), kernels read the image where it was built, and nothing is copied. ``slot.image`` then
         is other memory in each step, also of the same slot. Images are copied as ever where there is no such memory, in
         mode naive, with ``upload="delta"`` or ``build_in="process"``, and if another program of the orchestrator
-        has an image that is not shared.
+        has an image that is not shared. Said by the program's `slot` alone, not by ``slot_classes`` or ``sizes``.
     """
 
     image: Layout | None = None

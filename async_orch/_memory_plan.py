@@ -57,10 +57,11 @@ class MemoryPlan:
         self.grows = config.grow == "high_water"
         self._shares_staging = config.build_in == "process"
         self.delta = config.upload == "delta" and has_memory and not self.naive
-        self.shares_images = (
-            has_memory
+        with_image = [runtime for runtime in runtimes if runtime.image_nbytes]
+        self.shares_images = bool(
+            with_image
+            and all(runtime.shares_image for runtime in with_image)
             and not (self.naive or self.delta or self._shares_staging)
-            and all(runtime.shares_image for runtime in runtimes if runtime.image_nbytes)
         )
         self._images_differ = len(config.slot_classes) > 1
         self.step_path_allocs = 0
@@ -99,16 +100,7 @@ class MemoryPlan:
         """Allocate and touch everything. Raises `OutOfDeviceMemory` with what to lower; `free` undoes the rest."""
         total = sum(len(c.memories) for c in self.classes)
         self._check_room(total)
-        for i in range(self._staging_count):
-            try:
-                staging = self._new_staging(f"staging{i}", self.image_nbytes)
-            except OutOfDeviceMemory as exc:
-                raise OutOfDeviceMemory(
-                    f"staging buffer {i + 1} of {self._staging_count} does not fit in host memory: each needs "
-                    f"{self.image_nbytes} B; lower image_nbytes, queue_depth or build_workers ({exc})"
-                ) from exc
-            self.staging.add(staging)
-            self._make_views(staging)
+        # Slots first: what memory they leave, staging can share with the device.
         count = 0
         for slot_class in self.classes:
             for memory in slot_class.memories:
@@ -123,6 +115,16 @@ class MemoryPlan:
                         f"slot {count} of {total} does not fit: each needs {slot_class.sizes.device_nbytes} B "
                         f"({slot_class.sizes}); lower slots or the sizes ({exc})"
                     ) from exc
+        for i in range(self._staging_count):
+            try:
+                staging = self._new_staging(f"staging{i}", self.image_nbytes)
+            except OutOfDeviceMemory as exc:
+                raise OutOfDeviceMemory(
+                    f"staging buffer {i + 1} of {self._staging_count} does not fit in host memory: each needs "
+                    f"{self.image_nbytes} B; lower image_nbytes, queue_depth or build_workers ({exc})"
+                ) from exc
+            self.staging.add(staging)
+            self._make_views(staging)
 
     def _allocate_device(self, memory: SlotMemory, sizes: SlotSizes) -> None:
         memory.shadow = self._shadow_of(sizes)
@@ -255,7 +257,7 @@ class MemoryPlan:
         ring.add(memory)
 
     def _new_staging(self, name: str, nbytes: int) -> Staging:
-        mapped = mapped_staging(self._backend, nbytes, name) if self.shares_images else None
+        mapped = mapped_staging(self._backend, nbytes) if self.shares_images else None
         return mapped or new_staging(self._backend, nbytes, name, shared=self._shares_staging)
 
     # -- counts --------------------------------------------------------------------------------------------

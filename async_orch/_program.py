@@ -66,7 +66,7 @@ class StepProgram(ABC, Generic[StepT, ResultT]):
         """Write the step's image into ``image``, a writable view of a staging buffer; contents undefined.
 
         Returns the bytes used, None for all. Runs ahead of the device, so it must not need an earlier step's
-        result. The view may not be used after the return.
+        result. The view may not be used after the return: the copy, or with ``image_at="shared"`` the kernels, read it.
 
         With ``build_in="process"`` it is called on a copy of the program, unpickled in a worker process as it was
         before `open`: what the other hooks change is not seen here, and no device is at hand. What cannot be pickled

@@ -86,7 +86,7 @@ class SlotMemory:
     def allocate_host(self, backend: Backend, sizes: SlotSizes, *, naive: bool = False) -> None:
         """Allocate and touch the pinned parts, and what both sides share; ``naive`` slots share nothing."""
         if sizes.image_nbytes and self._shares_images:
-            self.staged = mapped_staging(backend, sizes.image_nbytes, "slot.image")
+            self.staged = mapped_staging(backend, sizes.image_nbytes)
             if self.staged is not None:
                 self.image = self.staged.device
         if sizes.feed_nbytes:
@@ -208,6 +208,8 @@ class Slot(Lease[SlotMemory], eq=False):
     def image(self) -> Buffer:
         """Device memory with the step's image; with ``image_at="fixed"`` the program's one fixed region.
 
+        With ``"shared"`` it is other memory in each step, of another size after growth; what lies behind the bytes that
+        ``build`` used is what any earlier build left there.
         With ``upload="delta"`` the kernels must leave it as it is, see `StepProgram.writes_image`.
         """
         image = self.item.image

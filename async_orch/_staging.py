@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from async_orch._allocation import give_back, touched
 from async_orch.abc import Backend, Buffer, ByteArray
+from async_orch.exceptions import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from async_orch._shared_memory import SharedMemory
@@ -94,12 +95,16 @@ def new_staging(backend: Backend, nbytes: int, name: str, *, shared: bool) -> St
     return Staging(buffer, memory, copied=copied)
 
 
-def mapped_staging(backend: Backend, nbytes: int, name: str) -> Staging | None:
-    """Staging in memory that the device shares, allocated and touched, all or nothing; None if there is none of it.
+def mapped_staging(backend: Backend, nbytes: int) -> Staging | None:
+    """Staging in memory that the device shares, allocated and touched, all or nothing; None if none of it is left.
 
-    Raises `OutOfDeviceMemory`.
+    Its name is that of no ring, since pieces move from staging to slots and back. Raises `OutOfDeviceMemory` where it
+    cannot be touched.
     """
-    pair = backend.alloc_mapped(nbytes, name=name)
+    try:
+        pair = backend.alloc_mapped(nbytes, name="image")
+    except OutOfDeviceMemory:  # images can be copied, then
+        return None
     if pair is None:
         return None
     device, buffer = pair

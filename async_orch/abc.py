@@ -294,7 +294,8 @@ class Backend(ABC):
         what the host wrote must be seen by the kernels that are enqueued after. Each buffer is freed for itself, when
         nothing enqueued uses it any more, and the memory goes with the second one; `allocated_nbytes` counts the
         device's. None, the default, means that there is no such memory, or none free, or that the host reads or writes
-        it slower than a copy takes: then `alloc` and `alloc_host` are asked.
+        it slower than a copy takes: then `alloc` and `alloc_host` are asked. May raise `OutOfDeviceMemory`; images are
+        copied then, too.
         """
         return None
 

@@ -81,7 +81,8 @@ def leak_check(*watched: Backend | Watched, grace_s: float = 2.0) -> Iterator[Le
 
     Always looked at: threads named ``async_orch...``, open file descriptors (Linux, macOS), and, inside a coroutine,
     tasks. Of each orchestrator in ``watched`` or given to `Leaks.watch`: leases, unsettled steps, resident memory. Of
-    each backend: device memory. Quarantined buffers count as given back; `Statistics` reports them.
+    each backend: device memory. Leases of quarantined buffers count as given back (`Statistics` reports them); their
+    device memory is kept until the backend closes, and shows if the backend is watched.
 
     Close what you opened inside the body. If the body raises, its exception passes unchanged, with what is left as a
     note. ``grace_s`` bounds the wait for threads that are ending.

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import structlog
+from anyio import wait_all_tasks_blocked
 
 from async_orch import Orchestrator, Slot, SlotSpec, StepHandle, _opening, _records
 from async_orch.abc import Stream
 from async_orch.exceptions import ConfigurationError
 from async_orch.logs import FIELDS, StepRecord
-from async_orch.testing import ManualBackend
+from async_orch.testing import ManualBackend, ManualFence
 from tests.programs import Hooked, Square
 
 
@@ -106,6 +107,27 @@ async def test_a_step_that_copies_nothing_has_no_start_of_a_copy(build_in: Any) 
     async with Orchestrator(Imageless(), "sim:instant", step_log=records.append, build_in=build_in) as orch:
         await orch.run(1)
     assert [(r.h2d_start_ns, r.h2d_ns, r.copy_nbytes) for r in records] == [(None, None, 0)]
+
+
+@pytest.mark.parametrize("build_in", ["inline", "thread"])
+async def test_a_copy_whose_time_the_device_cannot_tell_began_when_it_was_enqueued(
+    build_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the step goes to the device at once or through the queues."""
+    records: list[StepRecord] = []
+    backend = ManualBackend()
+    monkeypatch.setattr(ManualFence, "time_ns", lambda fence: None)
+    async with Orchestrator(Square(), backend, step_log=records.append, build_in=build_in) as orch:
+        handle = await orch.submit(1)
+        while not backend.compute.ops:
+            await wait_all_tasks_blocked()
+        backend.run()
+        await handle
+    (record,) = records
+    assert record.h2d_ns is None
+    assert record.acquire_start_ns is not None
+    assert record.h2d_start_ns is not None
+    assert record.acquire_start_ns <= record.h2d_start_ns <= (record.launch_start_ns or 0)
 
 
 async def test_records_are_made_off_the_loop() -> None:
