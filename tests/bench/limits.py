@@ -61,6 +61,11 @@ LIMITS = (
         lambda one: one["pipelined, 3 slots"]["bound_ms"] / one["pipelined, 3 slots"]["ratio"],
     ),
     Limit(
+        "opencl_overlap", "the same, image in shared memory", "the kernels alone, by the driver alone", "ms",
+        lambda one: one["shared image"]["kernel_ms"],
+        lambda one: one["shared image"]["kernel_ms"] / one["shared image"]["kernel_ratio"],
+    ),
+    Limit(
         "copies", "copies", "bare copies over the same buffers", "GB/s",
         lambda one: one["copies"]["bare_gb_per_s"], lambda one: one["copies"]["pipeline_gb_per_s"], rate=True,
     ),
