@@ -1,18 +1,32 @@
-"""Software devices that share memory with the host, for tests of what is not copied there."""
+"""For tests of what is not copied where device and host share memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from anyio import wait_all_tasks_blocked
 from async_orch_backends._software_backend import SoftwareBackend
 
+from async_orch import Orchestrator
 from async_orch.abc import Buffer
+from async_orch.testing import ManualBackend
 
-__all__ = ["share_memory"]
+__all__ = ["outputs", "share_memory"]
+
+
+async def outputs(orch: Orchestrator[Any, Any], backend: ManualBackend, steps: list[Any]) -> list[Any]:
+    """Run steps one after the other, on a device that does all that it can."""
+    found = []
+    for step in steps:
+        handle = await orch.submit(step)
+        backend.run()
+        await wait_all_tasks_blocked()
+        found.append((await handle).output)
+    return found
 
 
 def share_memory(backend: Any) -> Any:
-    """``backend``, from now on with `alloc_mapped`."""
+    """``backend``, a software device, from now on with `alloc_mapped`."""
 
     def alloc_mapped(nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer]:
         memory = backend.alloc(nbytes, name=name)

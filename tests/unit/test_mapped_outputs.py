@@ -14,6 +14,7 @@ from async_orch.exceptions import CopyError, LaunchError, OutOfDeviceMemory, Out
 from async_orch.logs import StepRecord
 from async_orch.testing import ManualBackend
 from tests.programs import Square
+from tests.sharing import outputs
 
 
 class Sharing(ManualBackend):
@@ -48,16 +49,6 @@ class Sum(StepProgram[int, int]):
 
     def collect(self, step: int, output: ByteArray) -> int:
         return int(output.sum())
-
-
-async def _outputs(orch: Orchestrator[int, int], backend: ManualBackend, steps: list[int]) -> list[Any]:
-    found = []
-    for step in steps:
-        handle = await orch.submit(step)
-        backend.run()
-        await wait_all_tasks_blocked()
-        found.append((await handle).output)
-    return found
 
 
 @pytest.mark.parametrize("mode", ["pipelined", "ring"])
@@ -111,7 +102,7 @@ async def test_each_step_allocates_in_mode_naive() -> None:
     """There the output is allocated, copied and freed as everything else is."""
     backend = Sharing()
     async with Orchestrator(Square(), backend, mode="naive") as orch:
-        assert await _outputs(orch, backend, [1, 2, 3]) == [1, 4, 9]
+        assert await outputs(orch, backend, [1, 2, 3]) == [1, 4, 9]
         assert orch.statistics().step_path_allocs == 9
     assert backend.compute.enqueued.count("copy") == 3
     assert backend.live == []
@@ -121,7 +112,7 @@ async def test_an_output_that_grows_is_shared_as_well() -> None:
     """The slot gets a larger piece of shared memory, and the smaller one is freed."""
     backend = Sharing()
     async with Orchestrator(Sum(), backend, slots=1, grow="high_water") as orch:
-        assert await _outputs(orch, backend, [4, 100, 8, 200]) == [16, 10_000, 64, 40_000]
+        assert await outputs(orch, backend, [4, 100, 8, 200]) == [16, 10_000, 64, 40_000]
         assert sorted(b.nbytes for b in backend.live if b.name.startswith("slot.output")) == [200, 200]
     assert "copy" not in backend.compute.enqueued
     assert backend.live == []
@@ -137,7 +128,7 @@ async def test_an_output_stays_shared_where_another_part_of_its_slot_grows() -> 
     backend = Sharing()
     async with Orchestrator(Works(), backend, slots=1, grow="high_water") as orch:
         before = [b for b in backend.live if b.name.startswith("slot.output")]
-        assert await _outputs(orch, backend, [1, 8]) == [1, 64]
+        assert await outputs(orch, backend, [1, 8]) == [1, 64]
         assert [b for b in backend.live if b.name.startswith("slot.output")] == before
     assert "copy" not in backend.compute.enqueued
 
@@ -151,7 +142,7 @@ async def test_a_slot_that_replaces_a_lost_one_is_like_it(mode: Any) -> None:
         memory = opened.pipeline.memory
         memory.replace_slot(memory.classes[0].ring)
         assert [m.mapped for m in memory.classes[0].memories] == [mode == "pipelined"] * 2
-        assert await _outputs(orch, backend, [1, 2, 3, 4]) == [1, 4, 9, 16]
+        assert await outputs(orch, backend, [1, 2, 3, 4]) == [1, 4, 9, 16]
     assert backend.compute.enqueued.count("copy") == (0 if mode == "pipelined" else 4)
     assert backend.live == []
 
@@ -162,10 +153,10 @@ async def test_an_output_can_grow_into_memory_of_the_other_kind(shared_before: b
     backend = Sharing()
     backend.shares_memory = shared_before
     async with Orchestrator(Sum(), backend, slots=1, grow="high_water") as orch:
-        assert await _outputs(orch, backend, [8]) == [64]
+        assert await outputs(orch, backend, [8]) == [64]
         copies = backend.compute.enqueued.count("copy")
         backend.shares_memory = not shared_before
-        assert await _outputs(orch, backend, [100, 8]) == [10_000, 64]
+        assert await outputs(orch, backend, [100, 8]) == [10_000, 64]
         found = copies, backend.compute.enqueued.count("copy") - copies
     assert found == ((0, 2) if shared_before else (1, 0))
     assert backend.live == []
@@ -175,13 +166,13 @@ async def test_growth_that_does_not_fit_leaves_the_shared_output_in_use() -> Non
     """The step fails; the slot works on with what it has, and nothing of the attempt is left."""
     backend = Sharing()
     async with Orchestrator(Sum(), backend, slots=1, grow="high_water") as orch:
-        assert await _outputs(orch, backend, [8]) == [64]
+        assert await outputs(orch, backend, [8]) == [64]
         before = list(backend.live)
         backend.too_little = True
         with pytest.raises(CopyError, match=r"no memory for slot\.output"):
-            await _outputs(orch, backend, [100])
+            await outputs(orch, backend, [100])
         assert backend.live == before
-        assert await _outputs(orch, backend, [8]) == [64]
+        assert await outputs(orch, backend, [8]) == [64]
     assert backend.live == []
 
 
@@ -206,10 +197,10 @@ async def test_a_failed_kernel_fails_its_step_only() -> None:
             return super().launch(step, slot, stream)
 
     async with Orchestrator(Fails(), backend, slots=2) as orch:
-        assert await _outputs(orch, backend, [0]) == [0]
+        assert await outputs(orch, backend, [0]) == [0]
         with pytest.raises(LaunchError, match="its kernels failed"):
-            await _outputs(orch, backend, [1])
-        assert await _outputs(orch, backend, [2]) == [4]
+            await outputs(orch, backend, [1])
+        assert await outputs(orch, backend, [2]) == [4]
 
 
 def _broken() -> None:
@@ -249,5 +240,5 @@ async def test_a_part_of_the_output_can_be_enough() -> None:
             return int(np.frombuffer(output.tobytes(), "i8")[0]) if step else 0
 
     async with Orchestrator(Part(), backend) as orch:
-        assert await _outputs(orch, backend, [0, 1, 8]) == [0, 1, 64]
+        assert await outputs(orch, backend, [0, 1, 8]) == [0, 1, 64]
     assert seen == [0, 8, 64]

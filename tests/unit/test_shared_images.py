@@ -17,7 +17,7 @@ from async_orch.exceptions import BuildError, ConfigurationError, CopyError, Lau
 from async_orch.logs import StepRecord
 from async_orch.testing import ManualBackend, ManualFence
 from tests.programs import Square
-from tests.sharing import share_memory
+from tests.sharing import outputs, share_memory
 from tests.uploads import Echo, Mirror
 
 NBYTES = 32
@@ -33,15 +33,16 @@ def image(number: int, nbytes: int = NBYTES) -> bytes:
     return bytes([number % 251 + 1]) * nbytes
 
 
-async def outputs(orch: Orchestrator[bytes, bytes], backend: ManualBackend, steps: list[bytes]) -> list[bytes]:
-    """Run steps one after the other, on a device that does all that it can."""
-    found = []
-    for step in steps:
-        handle = await orch.submit(step)
-        backend.run()
-        await wait_all_tasks_blocked()
-        found.append((await handle).output)
-    return found
+class Imageless(StepProgram[bytes, bytes]):
+    """Has an output of no bytes, and no image."""
+
+    slot = SlotSpec(image_nbytes=0, output_nbytes=8)
+
+    def launch(self, step: bytes, slot: Slot, stream: Stream) -> int | None:
+        return 0
+
+    def collect(self, step: bytes, output: ByteArray) -> bytes:
+        return b""
 
 
 def copies(backend: ManualBackend) -> int:
@@ -273,16 +274,6 @@ async def test_one_program_that_does_not_share_makes_all_copy(other: Any) -> Non
 
 async def test_a_program_without_an_image_does_not_stand_in_the_way() -> None:
     """Only those that have one must share it."""
-
-    class Imageless(StepProgram[bytes, bytes]):
-        slot = SlotSpec(image_nbytes=0, output_nbytes=8)
-
-        def launch(self, step: bytes, slot: Slot, stream: Stream) -> int | None:
-            return 0
-
-        def collect(self, step: bytes, output: ByteArray) -> bytes:
-            return b""
-
     backend = ManualBackend(shares_memory=True)
     async with Orchestrator({"one": shared(), "other": Imageless()}, backend, slots=1) as orch:
         for number, name in enumerate(("one", "other", "one")):
@@ -349,16 +340,6 @@ async def test_a_slot_can_share_where_staging_does_not() -> None:
 
 async def test_programs_without_an_image_share_none() -> None:
     """Nobody asked for it, whatever the slot classes have room for."""
-
-    class Imageless(StepProgram[bytes, bytes]):
-        slot = SlotSpec(image_nbytes=0, output_nbytes=8)
-
-        def launch(self, step: bytes, slot: Slot, stream: Stream) -> int | None:
-            return 0
-
-        def collect(self, step: bytes, output: ByteArray) -> bytes:
-            return b""
-
     backend = ManualBackend(shares_memory=True)
     classes = [(SlotSpec(image_nbytes=16, output_nbytes=8), 1)]
     async with Orchestrator(Imageless(), backend, slot_classes=classes):
