@@ -10,8 +10,26 @@ from async_orch_backends._software_backend import SoftwareBackend
 from async_orch import Orchestrator
 from async_orch.abc import Buffer
 from async_orch.testing import ManualBackend
+from tests.uploads import Mirror
 
-__all__ = ["outputs", "share_memory"]
+__all__ = ["NBYTES", "copies", "image", "outputs", "share_memory", "shared"]
+
+NBYTES = 32
+
+
+def shared(nbytes: int = NBYTES, *, grows: bool = False) -> Mirror:
+    """A program whose steps say what their kernels read."""
+    return Mirror(nbytes, grows=grows, image_at="shared")
+
+
+def image(number: int, nbytes: int = NBYTES) -> bytes:
+    """The image of a step: its number, all over."""
+    return bytes([number % 251 + 1]) * nbytes
+
+
+def copies(backend: ManualBackend) -> int:
+    """How many copies were ever enqueued for images."""
+    return backend.copy.enqueued.count("copy")
 
 
 async def outputs(orch: Orchestrator[Any, Any], backend: ManualBackend, steps: list[Any]) -> list[Any]:

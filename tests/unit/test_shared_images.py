@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,43 +10,14 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from async_orch_backends._late import SCRIBBLE
 
-from async_orch import Built, Orchestrator, Slot, SlotSpec, StepProgram, open_backend
+from async_orch import Built, Orchestrator, Slot, SlotSpec, open_backend
 from async_orch.abc import Buffer, ByteArray, Stream
-from async_orch.exceptions import BuildError, ConfigurationError, CopyError, LaunchError, OutOfDeviceMemory
+from async_orch.exceptions import BuildError, ConfigurationError, LaunchError, OutOfDeviceMemory
 from async_orch.logs import StepRecord
 from async_orch.testing import ManualBackend, ManualFence
 from tests.programs import Square
-from tests.sharing import outputs, share_memory
+from tests.sharing import NBYTES, copies, image, outputs, share_memory, shared
 from tests.uploads import Echo, Mirror
-
-NBYTES = 32
-
-
-def shared(nbytes: int = NBYTES, *, grows: bool = False) -> Mirror:
-    """A program whose steps say what their kernels read."""
-    return Mirror(nbytes, grows=grows, image_at="shared")
-
-
-def image(number: int, nbytes: int = NBYTES) -> bytes:
-    """The image of a step: its number, all over."""
-    return bytes([number % 251 + 1]) * nbytes
-
-
-class Imageless(StepProgram[bytes, bytes]):
-    """Has an output of no bytes, and no image."""
-
-    slot = SlotSpec(image_nbytes=0, output_nbytes=8)
-
-    def launch(self, step: bytes, slot: Slot, stream: Stream) -> int | None:
-        return 0
-
-    def collect(self, step: bytes, output: ByteArray) -> bytes:
-        return b""
-
-
-def copies(backend: ManualBackend) -> int:
-    """How many copies were ever enqueued for images."""
-    return backend.copy.enqueued.count("copy")
 
 
 @pytest.mark.parametrize("kind", [Echo, Mirror])
@@ -224,244 +194,6 @@ async def test_memory_that_was_given_back_is_undefined_at_once() -> None:
     backend.close()
 
 
-# -- where images are copied all the same ------------------------------------------------------------------
-
-
-async def test_a_device_without_shared_memory_copies() -> None:
-    """``image_at="shared"`` asks for what may not be there; the program need not know."""
-    backend = ManualBackend()
-    async with Orchestrator(shared(), backend) as orch:
-        assert await outputs(orch, backend, [image(1), image(2)]) == [image(1), image(2)]
-    assert copies(backend) == 2
-
-
-@pytest.mark.parametrize("options", [{"mode": "naive"}, {"upload": "delta"}], ids=["naive", "delta"])
-async def test_modes_that_need_an_image_of_the_slot_copy(options: dict[str, Any]) -> None:
-    """Mode naive allocates for each step, and a delta upload compares with what the slot's image holds."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(), backend, **options) as orch:
-        assert await outputs(orch, backend, [image(1), image(2)]) == [image(1), image(2)]
-    assert copies(backend) == 2
-    assert backend.live == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="worker processes share memory on Linux only")
-async def test_images_of_worker_processes_are_copied() -> None:
-    """They are built in memory that the processes share, which the device does not."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(), backend, build_in="process", build_workers=1) as orch:
-        handle = await orch.submit(image(1))
-        while handle.status in ("queued", "building"):
-            await wait_all_tasks_blocked()
-        backend.run()
-        assert (await handle).output == image(1)
-    assert copies(backend) == 1
-
-
-@pytest.mark.parametrize("other", ["slot", "fixed"])
-async def test_one_program_that_does_not_share_makes_all_copy(other: Any) -> None:
-    """It may rely on where its slots' images lie, and the slots are the same."""
-    backend = ManualBackend(shares_memory=True)
-    programs = {"one": shared(), "other": Echo(NBYTES, image_at=other)}
-    async with Orchestrator(programs, backend, slots=1) as orch:
-        for number, name in enumerate(("one", "other", "one")):
-            handle = await orch.submit(image(number), program=name)
-            backend.run()
-            await wait_all_tasks_blocked()
-            assert (await handle).output == image(number)
-    assert copies(backend) == 3
-
-
-async def test_a_program_without_an_image_does_not_stand_in_the_way() -> None:
-    """Only those that have one must share it."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator({"one": shared(), "other": Imageless()}, backend, slots=1) as orch:
-        for number, name in enumerate(("one", "other", "one")):
-            handle = await orch.submit(image(number), program=name)
-            backend.run()
-            await wait_all_tasks_blocked()
-            assert (await handle).output == (image(number) if name == "one" else b"")
-    assert backend.copy.enqueued == []
-
-
-@pytest.mark.parametrize("left", [0, 1, 3, 5])
-async def test_what_does_not_get_shared_memory_is_copied(left: int) -> None:
-    """Shared memory for some of the buffers only: results are right, and with none everything is copied."""
-
-    class Little(ManualBackend):
-        left = 0
-
-        def alloc_mapped(self, nbytes: int, *, name: str = "") -> tuple[Buffer, Buffer] | None:
-            if name == "slot.output":
-                return None
-            self.left -= 1
-            return super().alloc_mapped(nbytes, name=name) if self.left >= 0 else None
-
-    backend = Little(shares_memory=True)
-    backend.left = left
-    steps = [image(number) for number in range(24)]
-    async with Orchestrator(shared(), backend, slots=2) as orch:
-        assert await outputs(orch, backend, steps) == steps
-    assert copies(backend) == 24 if left < 3 else 0 < copies(backend) < 24
-    assert backend.live == []
-
-
-async def test_memory_that_the_slots_need_is_not_taken_for_staging() -> None:
-    """A ring that fits with copies opens; staging shares what is left, and the rest of it is ordinary host memory."""
-    backend = ManualBackend(2 * NBYTES + NBYTES // 2, shares_memory=True)
-    steps = [image(number) for number in range(8)]
-    async with Orchestrator(Echo(NBYTES, image_at="shared"), backend, slots=1) as orch:
-        assert await outputs(orch, backend, steps) == steps
-    assert copies(backend) == 8
-    assert backend.live == []
-
-
-async def test_a_ring_that_does_not_fit_is_refused_for_its_slots() -> None:
-    """Whatever staging would have shared."""
-    backend = ManualBackend(3 * NBYTES, shares_memory=True)
-    with pytest.raises(OutOfDeviceMemory, match=f"slot 2 of 2 does not fit: each needs {2 * NBYTES} B"):
-        async with Orchestrator(Echo(NBYTES, image_at="shared"), backend, slots=2):
-            pass
-    assert backend.live == []
-
-
-async def test_a_slot_can_share_where_staging_does_not() -> None:
-    """What replaces a lost staging buffer may be ordinary memory: from it images are copied, from the others not."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(), backend, slots=1) as orch:
-        backend.shares_memory = False
-        opened: Any = orch._opened
-        opened.pipeline.memory.replace_staging()
-        steps = [image(number) for number in range(10)]
-        assert await outputs(orch, backend, steps) == steps
-    assert 0 < copies(backend) < 10
-    assert backend.live == []
-
-
-async def test_programs_without_an_image_share_none() -> None:
-    """Nobody asked for it, whatever the slot classes have room for."""
-    backend = ManualBackend(shares_memory=True)
-    classes = [(SlotSpec(image_nbytes=16, output_nbytes=8), 1)]
-    async with Orchestrator(Imageless(), backend, slot_classes=classes):
-        assert not [buffer for buffer in backend.live if buffer.name == "image"]
-
-
-# -- sizes -------------------------------------------------------------------------------------------------
-
-
-async def test_images_that_grow_are_shared_as_well() -> None:
-    """Staging and slots get larger pieces one by one; none is copied between pieces of different sizes."""
-    backend = ManualBackend(shares_memory=True)
-    sizes = [16, 32, 100, 16, 100, 200, 16, 16, 16, 200, 32, 16, 200, 200, 200, 200, 16, 200]
-    steps = [image(number, nbytes) for number, nbytes in enumerate(sizes)]
-    async with Orchestrator(shared(grows=True), backend, slots=2, grow="high_water") as orch:
-        assert await outputs(orch, backend, steps) == steps
-        pieces = {b.handle: b.nbytes for b in backend.live if b.name == "image"}
-        assert len(pieces) == 6
-        assert max(pieces.values()) == 200
-    assert copies(backend) == 0
-    assert backend.live == []
-
-
-@pytest.mark.parametrize("part", ["output", "workspace"])
-async def test_an_image_stays_shared_where_another_part_of_its_slot_grows(part: str) -> None:
-    """Only what is too small is allocated anew."""
-
-    class Works(Echo):
-        def sizes(self, step: bytes) -> SlotSpec | None:
-            output_nbytes, workspace_nbytes = (100, 8) if part == "output" else (NBYTES, 100)
-            return SlotSpec(image_nbytes=NBYTES, output_nbytes=output_nbytes, workspace_nbytes=workspace_nbytes)
-
-    backend = ManualBackend(shares_memory=True)
-    program = Works(NBYTES, image_at="shared", workspace_nbytes=8)
-    async with Orchestrator(program, backend, slots=1, grow="high_water") as orch:
-        pieces = {b.handle for b in backend.live if b.name == "image"}
-        steps = [image(number) for number in range(6)]
-        assert await outputs(orch, backend, steps) == steps
-        assert {b.handle for b in backend.live if b.name == "image"} == pieces
-    assert copies(backend) == 0
-    assert backend.live == []
-
-
-async def test_a_slot_knows_the_size_of_what_it_got() -> None:
-    """After an exchange with a smaller piece it has to grow again, also where nothing is shared any more."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(grows=True), backend, slots=1, grow="high_water") as orch:
-        steps = [image(1, 100), image(2, 16)]
-        assert await outputs(orch, backend, steps) == steps
-        backend.shares_memory = False
-        steps = [image(3, 100), image(4, 100)]
-        assert await outputs(orch, backend, steps) == steps
-    assert backend.live == []
-
-
-async def test_views_of_a_slot_that_grew_travel() -> None:
-    """Steps without sizes of their own build in what a grown slot has left to staging."""
-
-    class Some(Echo):
-        def sizes(self, step: bytes) -> SlotSpec | None:
-            return None if len(step) <= NBYTES else SlotSpec(image_nbytes=len(step), output_nbytes=len(step))
-
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(Some(NBYTES, image_at="shared"), backend, slots=1, grow="high_water") as orch:
-        steps = [image(1, 100), *(image(number) for number in range(2, 10))]
-        assert await outputs(orch, backend, steps) == steps
-    assert copies(backend) == 0
-    assert backend.live == []
-
-
-async def test_one_class_exchanges_whatever_the_sizes() -> None:
-    """A single class is as good as none: its staging is never too small for another."""
-    backend = ManualBackend(shares_memory=True)
-    classes = [(SlotSpec(image_nbytes=NBYTES, output_nbytes=NBYTES), 2)]
-    sizes = [16, 100, 16, 16, 100, 16, 16, 16]
-    steps = [image(number, nbytes) for number, nbytes in enumerate(sizes)]
-    async with Orchestrator(shared(grows=True), backend, slot_classes=classes, grow="high_water") as orch:
-        assert await outputs(orch, backend, steps) == steps
-    assert copies(backend) == 0
-
-
-async def test_growth_goes_on_where_shared_memory_has_run_out() -> None:
-    """What grew into memory of the device's own is copied to from then on."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(grows=True), backend, slots=1, grow="high_water") as orch:
-        assert await outputs(orch, backend, [image(1)]) == [image(1)]
-        backend.shares_memory = False
-        large = [image(number, 100) for number in range(8)]
-        assert await outputs(orch, backend, large) == large
-        assert copies(backend) == 8
-    assert backend.live == []
-
-
-async def test_growth_that_does_not_fit_fails_its_step_only() -> None:
-    """The slot and its image stay as they are."""
-    backend = ManualBackend(shares_memory=True)
-    async with Orchestrator(shared(grows=True), backend, slots=1, grow="high_water") as orch:
-        assert await outputs(orch, backend, [image(1)]) == [image(1)]
-        backend.capacity_nbytes = backend.allocated_nbytes + 100  # for staging's new piece, not for the slot's
-        with pytest.raises(CopyError, match="its slot could not be allocated"):
-            await orch.run(image(2, 100))
-        backend.capacity_nbytes = 1 << 30
-        steps = [image(number, nbytes) for number, nbytes in enumerate((32, 16, 100, 32))]
-        assert await outputs(orch, backend, steps) == steps
-    assert copies(backend) == 0
-    assert backend.live == []
-
-
-async def test_small_classes_copy_so_that_staging_stays_large_enough() -> None:
-    """A step of the largest class finds staging of its size, whatever came before; its image is not copied."""
-    backend = ManualBackend(shares_memory=True)
-    classes = [(SlotSpec(image_nbytes=16, output_nbytes=100), 2), (SlotSpec(image_nbytes=100, output_nbytes=100), 1)]
-    sizes = [16, 16, 100, 16, 16, 16, 16, 100, 100]
-    steps = [image(number, nbytes) for number, nbytes in enumerate(sizes)]
-    async with Orchestrator(shared(16, grows=True), backend, slot_classes=classes) as orch:
-        assert await outputs(orch, backend, steps) == steps
-        opened: Any = orch._opened
-        assert {staging.buffer.nbytes for staging in opened.pipeline.memory.staging.items} == {100}
-    assert copies(backend) == sizes.count(16)
-    assert backend.live == []
-
-
 async def test_memory_that_cannot_be_touched_is_refused_at_open() -> None:
     """The error says what does not fit, and everything is freed."""
 
@@ -476,9 +208,6 @@ async def test_memory_that_cannot_be_touched_is_refused_at_open() -> None:
         async with Orchestrator(shared(), backend):
             pass
     assert backend.live == []
-
-
-# -- what is refused ---------------------------------------------------------------------------------------
 
 
 async def test_a_program_that_keeps_addresses_is_refused() -> None:
