@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from async_orch._commands._shared import UsageError, add_logs, complain, load, refuse_own_input, write, writing
+from async_orch._commands._shared import (
+    UsageError,
+    add_logs,
+    complain,
+    load,
+    reading_errors,
+    refuse_own_input,
+    write,
+    writing,
+)
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -43,7 +53,10 @@ def run(options: argparse.Namespace) -> int:
         with writing(options.output), Path(options.output).open("w", encoding="ascii") as text:
             text.writelines(strace_lines(frames))
         return 0
-    pieces, extent = chrome_trace(frames, max_steps=options.max_steps)
+    # What comes through a pipe can be read once only, and what could not be read was told already.
+    again = [file for file in options.files if Path(file).is_file() and os.access(file, os.R_OK)]
+    with reading_errors(", ".join(again)):
+        pieces, extent = chrome_trace(frames, max_steps=options.max_steps, sources=again)
     if options.output == "-":
         with writing():
             for piece in pieces:

@@ -9,7 +9,7 @@ device, and slots in use. Times are microseconds with three decimals after the f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
@@ -23,7 +23,9 @@ from async_orch.analysis._fields import MISSING, Column
 from async_orch.analysis._frames import StepFrame
 from async_orch.analysis._log_frames import LogFrames
 from async_orch.analysis._shown import shown_json
+from async_orch.analysis._sources import Source
 from async_orch.analysis._stages import DEVICE_STAGES, STAGES, in_use, lanes, stage_times
+from async_orch.analysis._trace_words import Words, words_of
 
 __all__ = ["MAX_TRACE_STEPS", "TraceExtent", "chrome_trace", "strace_lines"]
 
@@ -42,15 +44,22 @@ class TraceExtent:
     of_steps: int
 
 
-def chrome_trace(frames: LogFrames, *, max_steps: int = MAX_TRACE_STEPS) -> tuple[Iterator[bytes], TraceExtent]:
-    """The trace in pieces of JSON, and how many of the log's steps are in it: the first `max_steps`."""
+def chrome_trace(
+    frames: LogFrames, *, max_steps: int = MAX_TRACE_STEPS, sources: Iterable[Source] = ()
+) -> tuple[Iterator[bytes], TraceExtent]:
+    """The trace in pieces of JSON, and how many of the log's steps are in it: the first `max_steps`.
+
+    With `sources`, the logs that the frames were read from, they are read again, and each step has its ``step_id``,
+    ``attrs`` and ``error`` too. Raises `OSError` where one cannot be read.
+    """
     steps = frames.steps
     if len(steps) > max_steps:
         steps = steps.take(np.arange(max_steps))
-    return _pieces(frames, steps), TraceExtent(len(steps), len(frames.steps))
+    words = words_of(steps, sources)
+    return _pieces(frames, steps, words), TraceExtent(len(steps), len(frames.steps))
 
 
-def _pieces(frames: LogFrames, steps: StepFrame) -> Iterator[bytes]:
+def _pieces(frames: LogFrames, steps: StepFrame, words: Words) -> Iterator[bytes]:
     origin = _origin(frames, steps)
     yield b'{"displayTimeUnit":"ns","otherData":' + _encode(
         {
@@ -62,7 +71,7 @@ def _pieces(frames: LogFrames, steps: StepFrame) -> Iterator[bytes]:
     )
     yield b',"traceEvents":[\n'
     first = True
-    for event in _events(frames, steps, origin):
+    for event in _events(frames, steps, origin, words):
         yield (b"" if first else b",\n") + _encode(event)
         first = False
     yield b"\n]}\n"
@@ -84,11 +93,11 @@ def _us(nanoseconds: int) -> float:
     return nanoseconds / 1000
 
 
-def _events(frames: LogFrames, steps: StepFrame, origin: int) -> Iterator[dict[str, Any]]:
+def _events(frames: LogFrames, steps: StepFrame, origin: int, words: Words) -> Iterator[dict[str, Any]]:
     runs = steps.split(lambda kind: (kind.run_id, kind.device))
     flow_ids = itertools.count(1)
     for number, ((run_id, _), run) in enumerate(runs.items(), 1):
-        yield from _run_events(run, number, origin, frames.opened.get(run_id, {}), flow_ids)
+        yield from _run_events(run, number, origin, frames.opened.get(run_id, {}), flow_ids, words)
     yield from _span_events(frames, origin)
 
 
@@ -98,9 +107,10 @@ def _name(what: str, process: int, name: str, thread: int | None = None) -> dict
 
 
 def _run_events(
-    run: StepFrame, process: int, origin: int, opened: dict[str, Any], flow_ids: Iterator[int]
+    run: StepFrame, process: int, origin: int, opened: dict[str, Any], flow_ids: Iterator[int], words: Words
 ) -> Iterator[dict[str, Any]]:
     first = run.kinds[run.kind[0]]
+    said = [words.get((first.run_id, seq), {}) for seq in run.column("seq").tolist()]
     config = opened.get("config")
     mode = f", {config['mode']}" if isinstance(config, dict) and "mode" in config else ""
     yield _name("process_name", process, f"run {first.run_id} on {first.device}{mode} (pid {first.pid})")
@@ -122,18 +132,24 @@ def _run_events(
                 "args": {"sort_index": base + number},
             }
         times[stage] = start, lane + base
-        yield from _slices(run, stage, process, origin, start, length, lane + base)
+        yield from _slices(run, stage, process, origin, (start, length, lane + base), said)
     yield from _flows(process, origin, times, comparable, flow_ids)
     yield from _counters(run, process, origin)
 
 
 def _slices(
-    run: StepFrame, stage: str, process: int, origin: int, start: Column, length: Column, thread: Column
+    run: StepFrame,
+    stage: str,
+    process: int,
+    origin: int,
+    places: tuple[Column, Column, Column],
+    said: Sequence[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
+    """The stage of each step: ``places`` are its starts, lengths and threads, ``said`` what else is shown."""
     names = ("seq", "slot", "generation", "copy_nbytes", "alloc_nbytes")
     columns = {name: run.column(name).tolist() for name in names}
     kinds, kind = run.kinds, run.kind.tolist()
-    rows = zip(start.tolist(), length.tolist(), thread.tolist(), strict=True)
+    rows = zip(*(place.tolist() for place in places), strict=True)
     for row, (begin, duration, tid) in enumerate(rows):
         if begin == MISSING:
             continue
@@ -144,6 +160,7 @@ def _slices(
         }
         if about.cold_reason is not None:
             args["cold_reason"] = about.cold_reason
+        args |= said[row]
         yield {
             "ph": "X",
             "name": stage,

@@ -135,6 +135,50 @@ def _fields() -> tuple[str, ...]:
     return tuple(step_record().__struct_fields__)
 
 
+def test_slices_say_how_the_caller_called_the_step(tmp_path: Path) -> None:
+    """With the logs at hand each slice has the step's id, attributes and error; an id that is the seq is left out."""
+    logs = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    failed = {"event": "step.failed", "error": "no \u2028 luck", "stage": "launch"}
+    for log, run in zip(logs, ("a", "b"), strict=True):
+        records = [
+            step_record(run_id=run, seq=0, step_id=0, attrs=None),
+            step_record(run_id=run, seq=1, step_id=f"request {run}", attrs={"rows": [1, 2]}),
+            step_record(run_id=run, seq=2, step_id="x" * 5_000, attrs={"long": "y" * 5_000}, **failed),
+            step_record(run_id=run, seq=3, step_id="beyond max_steps"),
+        ]
+        log.write_bytes(b"".join(map(encode_line, records)))
+    events = trace_of(read_frames(*map(str, logs)), sources=map(str, logs), max_steps=7)["traceEvents"]
+    slices = [event["args"] | {"run": event["pid"]} for event in events if event["ph"] == "X"]
+    assert all("step_id" not in args and "attrs" not in args for args in slices if args["seq"] == 0)
+    for process, name in ((1, "a"), (2, "b")):
+        (second,) = {json.dumps([a["step_id"], a["attrs"]]) for a in slices if (a["run"], a["seq"]) == (process, 1)}
+        assert json.loads(second) == [f"request {name}", {"rows": [1, 2]}]
+    third = [args for args in slices if args["seq"] == 2]
+    assert {args["error"] for args in third} == {"no \u2028 luck"}
+    assert {args["step_id"] for args in third} == {"x" * 1_000 + "..."}
+    assert {len(args["attrs"]) for args in third} == {1_003}
+    assert {args["step_id"] for args in slices if args["seq"] == 3} == {"beyond max_steps"}
+    assert {args["run"] for args in slices if args["seq"] == 3} == {1}
+
+
+def test_a_log_is_read_again_no_further_than_needed() -> None:
+    """Not beyond the last step that is in the trace."""
+    lines = [encode_line(record) for record in pipelined("a")]
+    frames = frames_of(*pipelined("a"))
+
+    class Counted(io.BytesIO):
+        taken = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            self.taken += len(data)
+            return data
+
+    log = Counted(b"".join(lines) + b"\n" * (1 << 22))
+    trace_of(frames, sources=[log], max_steps=3)
+    assert log.taken < 1 << 20
+
+
 def test_strace_lines_read_back() -> None:
     """The lines follow the grammar of the markers: each reads back as the span it was, each step as one invocation."""
     frames = frames_of(*pipelined("a b/c"))
@@ -154,7 +198,9 @@ def test_trace_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     log.write_bytes(b"".join(map(encode_line, pipelined("a"))))
     assert main(["trace", str(log), "-o", str(out), "--max-steps", "10"]) == 0
     assert "the first 10 of 60 steps" in capsys.readouterr().err
-    assert json.loads(out.read_bytes())["otherData"]["of_steps"] == 60
+    document = json.loads(out.read_bytes())
+    assert document["otherData"]["of_steps"] == 60
+    assert all(e["args"]["step_id"] == f"s{e['args']['seq']}" for e in document["traceEvents"] if e["ph"] == "X")
     assert main(["trace", str(log), "--strace"]) == 0
     assert capsys.readouterr().out.count("ext.async_orch.step") == 60
     assert main(["trace", str(log), "--strace", "-o", str(out)]) == 0
