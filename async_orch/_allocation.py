@@ -8,16 +8,23 @@ from async_orch._events import emit
 from async_orch.abc import Backend, Buffer
 from async_orch.exceptions import OrchError
 
-__all__ = ["give_back", "touched"]
+__all__ = ["give_back", "touch_all", "touched"]
 
 
 def touched(backend: Backend, buffer: Buffer) -> Buffer:
     """``buffer``, touched; if that fails it is freed."""
-    with ExitStack() as undo:
-        undo.callback(give_back, buffer)
-        backend.touch(buffer)
-        undo.pop_all()
+    touch_all(backend, buffer)
     return buffer
+
+
+def touch_all(backend: Backend, *buffers: Buffer) -> None:
+    """Touch them; if that fails for one, all are freed."""
+    with ExitStack() as undo:
+        for buffer in buffers:
+            undo.callback(give_back, buffer)
+        for buffer in buffers:
+            backend.touch(buffer)
+        undo.pop_all()
 
 
 def give_back(buffer: Buffer) -> None:

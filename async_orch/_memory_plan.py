@@ -137,17 +137,15 @@ class MemoryPlan:
         free = self._backend.free_nbytes()
         if free is None:
             return
-        largest = max(c.sizes.device_nbytes for c in self.classes)
-        if self.naive and largest > free:
+        if self.naive:  # one slot at a time
+            needed = max(c.sizes.device_nbytes for c in self.classes)
+            what, lower = "a slot does not fit: it needs", "the sizes"
+        else:
+            needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
+            what, lower = f"the rings do not fit: {total} slots need", "slots or the sizes"
+        if needed > free:
             raise OutOfDeviceMemory(
-                f"a slot does not fit: it needs {largest} B of device memory, {free} B are free; lower the sizes "
-                f"({self.classes[-1].sizes})"
-            )
-        needed = sum(len(c.memories) * c.sizes.device_nbytes for c in self.classes)
-        if not self.naive and needed > free:
-            raise OutOfDeviceMemory(
-                f"the rings do not fit: {total} slots need {needed} B of device memory, {free} B are free; lower slots "
-                f"or the sizes ({self.classes[-1].sizes})"
+                f"{what} {needed} B of device memory, {free} B are free; lower {lower} ({self.classes[-1].sizes})"
             )
 
     def _make_views(self, staging: Staging) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import NamedTuple, Self
 
-from async_orch._allocation import give_back, touched
+from async_orch._allocation import give_back, touch_all, touched
 from async_orch._delta import Shadow
 from async_orch._ring import Lease
 from async_orch._staging import Staging, mapped_staging
@@ -96,10 +96,9 @@ class SlotMemory:
             if pair is None:
                 self.output_host = touched(backend, backend.alloc_host(sizes.output_nbytes, name="slot.output_host"))
             else:
+                touch_all(backend, *pair)
                 self.mapped = True
                 self.output, self.output_host = pair
-                for buffer in pair:
-                    backend.touch(buffer)
             self.output_view = self.output_host.array.view()
             self.output_view.flags.writeable = False
 

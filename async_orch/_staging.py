@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from async_orch._allocation import give_back, touched
+from async_orch._allocation import give_back, touch_all, touched
 from async_orch.abc import Backend, Buffer, ByteArray
 from async_orch.exceptions import OutOfDeviceMemory
 
@@ -107,11 +107,6 @@ def mapped_staging(backend: Backend, nbytes: int) -> Staging | None:
         return None
     if pair is None:
         return None
+    touch_all(backend, *pair)
     device, buffer = pair
-    with ExitStack() as undo:
-        undo.callback(give_back, buffer)
-        undo.callback(give_back, device)
-        for each in pair:
-            backend.touch(each)
-        undo.pop_all()
     return Staging(buffer, device=device)

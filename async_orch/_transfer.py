@@ -87,6 +87,7 @@ class H2DStage(Stage):
         super().__init__(pipeline)
         self.copying: deque[tuple[Fence, Lease[Staging]]] = deque()
         self._watched: Fence | None = None
+        self.shares_images = pipeline.memory.shares_images
         self.uploads = DeltaUploads(pipeline, self) if pipeline.memory.delta else None
         self.comparing: Mapping[Step, object] = {} if self.uploads is None else self.uploads.running
         self.pool = None if self.uploads is None else self.uploads.pool
@@ -115,7 +116,7 @@ class H2DStage(Stage):
         if staging is None or slot is None:
             return False
         pipeline = self.pipeline
-        if pipeline.memory.shares_images and slot.item.take_image(pipeline.staging.items[staging.index]):
+        if self.shares_images and slot.item.take_image(pipeline.staging.items[staging.index]):
             step.note_shared_image()
             step.staging = None
             staging.release()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import pytest
 
 from async_orch import Orchestrator, Slot, SlotSpec, StepProgram
 from async_orch.abc import Backend, ByteArray, Stream
 from async_orch.exceptions import LaunchError, OutOfDeviceMemory
+from async_orch.logs import StepRecord
 from async_orch.testing._suite import Kernels
 from async_orch.testing._suite_kit import PATIENCE_S, OpenDevice, Suite
 
@@ -24,9 +26,12 @@ class _AddThree(StepProgram[int, bytes]):
 
     slot = SlotSpec(image_nbytes=NBYTES, workspace_nbytes=NBYTES, output_nbytes=NBYTES)
 
-    def __init__(self, kernels: Kernels, fail: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, kernels: Kernels, fail: tuple[int, ...] = (), image_at: Literal["slot", "shared"] = "slot"
+    ) -> None:
         self.kernels = kernels
         self.fail = fail
+        self.slot = dataclasses.replace(type(self).slot, image_at=image_at)
 
     def build(self, step: int, image: Any) -> int | None:
         image[:] = step % 200
@@ -50,9 +55,18 @@ def _expected(step: int) -> bytes:
     return bytes([step % 200 + 3] * NBYTES)
 
 
-async def _drive(backend: Backend, kernels: Kernels, steps: range, slots: int) -> int:
+async def _drive(
+    backend: Backend,
+    kernels: Kernels,
+    steps: range,
+    slots: int,
+    *,
+    image_at: Literal["slot", "shared"] = "slot",
+    observers: Sequence[Callable[[StepRecord], object]] = (),
+) -> int:
     """Run steps through an orchestrator of their own; returns the number of leases left."""
-    async with Orchestrator(_AddThree(kernels), backend, slots=slots) as orch:
+    program = _AddThree(kernels, image_at=image_at)
+    async with Orchestrator(program, backend, slots=slots, observers=observers) as orch:
         seen = 0
         async for result in orch.map(steps):
             assert result.output == _expected(steps[seen])
@@ -75,24 +89,14 @@ class EngineTests(Suite):
     @pytest.mark.parametrize("slots", [1, 3])
     def test_images_can_be_shared(self, device: OpenDevice, slots: int) -> None:
         """Kernels read each step's own image, which is copied only where device and host share no memory."""
-        backend, program = device.backend, _AddThree(device.kernels)
-        program.slot = dataclasses.replace(program.slot, image_at="shared")
+        backend, records = device.backend, list[StepRecord]()
         pair = backend.alloc_mapped(NBYTES)
         for buffer in pair or ():
             buffer.free()
-        copied: list[int | None] = []
-
-        async def main() -> None:
-            async with Orchestrator(program, backend, slots=slots) as orch:
-                step = 0
-                async for result in orch.map(range(30)):
-                    assert result.output == _expected(step)
-                    copied.append(result.timings.copy_nbytes)
-                    step += 1
-
         before = backend.allocated_nbytes
-        device.loop.run_until_complete(main())
-        assert copied == [NBYTES if pair is None else 0] * 30
+        drive = _drive(backend, device.kernels, range(30), slots, image_at="shared", observers=[records.append])
+        assert device.loop.run_until_complete(drive) == 0
+        assert [record.copy_nbytes for record in records] == [NBYTES if pair is None else 0] * 30
         assert backend.allocated_nbytes == before
 
     def test_two_orchestrators_share_one_device(self, device: OpenDevice) -> None:

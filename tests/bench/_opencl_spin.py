@@ -15,6 +15,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,69 +208,49 @@ class Bare:
         self._backend.close()
 
 
-async def _beside_bound() -> Sample:
-    """Pipeline and bounds in short turns, as the memory's speed changes from one moment to the next."""
+async def _in_turns(names: Sequence[str], *, shared: bool = False) -> dict[str, list[float]]:
+    """Milliseconds a step of the pipeline and of what is named, in turns, as the memory changes its speed meanwhile."""
     bare = Bare()
     share = STEPS // TURNS
-    pipelined, bound, kernels, copies = [], [], [], []
+    bounds: dict[str, Callable[[], float]] = {
+        "bound": partial(bare.step_ms, share),
+        "kernel": partial(bare.step_ms, share, copies=False),
+        "copy": bare.copy_ms,
+    }
+    found: dict[str, list[float]] = {name: [] for name in ("step", *names)}
     results: list[Any] = []
     try:
-        async with Orchestrator(Spin(), BACKEND, slots=SLOTS) as orch:
+        async with Orchestrator(Spin(shared=shared), BACKEND, slots=SLOTS) as orch:
             for turn in range(TURNS):
-                ends = await steps(orch, results, turn * share, share)
-                pipelined.append(step_ms(ends))
-                bound.append(await asyncio.to_thread(bare.step_ms, share))
-                kernels.append(await asyncio.to_thread(bare.step_ms, share, copies=False))
-                copies.append(await asyncio.to_thread(bare.copy_ms))
+                found["step"].append(step_ms(await steps(orch, results, turn * share, share)))
+                for name in names:
+                    found[name].append(await asyncio.to_thread(bounds[name]))
     finally:
         bare.close()
-    check(orch, results, "pipelined", SLOTS)
-    return {
-        "step_ms": statistics.median(pipelined),
-        "bound_ms": statistics.median(bound),
-        "ratio": _share(bound, pipelined),
-        "kernel_ms": statistics.median(kernels),
-        "kernel_ratio": _share(kernels, pipelined),
-        "copy_ms": statistics.median(copies),
-    }
+    check(orch, results, "pipelined", SLOTS, copied=not shared)
+    return found
 
 
-async def _beside_kernels() -> Sample:
-    """The pipeline whose kernels read images where they were built, in turns with the kernels alone."""
-    bare = Bare()
-    share = STEPS // TURNS
-    pipelined, kernels = [], []
-    results: list[Any] = []
-    try:
-        async with Orchestrator(Spin(shared=True), BACKEND, slots=SLOTS) as orch:
-            for turn in range(TURNS):
-                ends = await steps(orch, results, turn * share, share)
-                pipelined.append(step_ms(ends))
-                kernels.append(await asyncio.to_thread(bare.step_ms, share, copies=False))
-    finally:
-        bare.close()
-    check(orch, results, "pipelined", SLOTS, copied=False)
-    return {
-        "step_ms": statistics.median(pipelined),
-        "kernel_ms": statistics.median(kernels),
-        "kernel_ratio": _share(kernels, pipelined),
-    }
+def _share(found: dict[str, list[float]], bound: str) -> float:
+    return statistics.median(one / other for one, other in zip(found[bound], found["step"], strict=True))
 
 
-def beside_kernels() -> Sample:
-    pyopencl()
-    sample: Sample = on_loop(_beside_kernels)
-    return sample
-
-
-def _share(bound: list[float], pipelined: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(bound, pipelined, strict=True))
+def _medians(found: dict[str, list[float]]) -> Sample:
+    return {f"{name}_ms": statistics.median(values) for name, values in found.items()}
 
 
 def beside_bound() -> Sample:
+    """The pipeline beside the same work by the driver alone, and beside the kernels and the copies alone."""
     pyopencl()
-    sample: Sample = on_loop(_beside_bound)
-    return sample
+    found: dict[str, list[float]] = on_loop(partial(_in_turns, ("bound", "kernel", "copy")))
+    return _medians(found) | {"ratio": _share(found, "bound"), "kernel_ratio": _share(found, "kernel")}
+
+
+def beside_kernels() -> Sample:
+    """The pipeline whose kernels read images where they were built, beside the kernels alone."""
+    pyopencl()
+    found: dict[str, list[float]] = on_loop(partial(_in_turns, ("kernel",), shared=True))
+    return _medians(found) | {"kernel_ratio": _share(found, "kernel")}
 
 
 def streaming() -> Sample:
