@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -251,19 +252,28 @@ class _Count(StepProgram[int, int]):
         return int(output[63])
 
 
-def test_no_device_memory_is_allocated_after_open(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("image_at", ["slot", "shared"])
+def test_no_device_memory_is_allocated_after_open(monkeypatch: pytest.MonkeyPatch, image_at: Any) -> None:
     """50 steps create no OpenCL buffer, counted at pyopencl's constructor, and each gives its own result."""
     created: list[int] = []
+    shared_empty = cl.fsvm_empty
 
     class Counted(cl.Buffer):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             created.append(1)
             super().__init__(*args, **options)
 
+    def counted_empty(*args: Any, **options: Any) -> Any:
+        created.append(1)
+        return shared_empty(*args, **options)
+
     monkeypatch.setattr(cl, "Buffer", Counted)
+    monkeypatch.setattr(cl, "fsvm_empty", counted_empty)
+    program = _Count()
+    program.slot = dataclasses.replace(program.slot, image_at=image_at)
 
     async def main() -> None:
-        async with Orchestrator(_Count(), "opencl", slots=3) as orch:
+        async with Orchestrator(program, "opencl", slots=3) as orch:
             opened = len(created)
             assert opened > 0
             results = [result async for result in orch.map(range(50))]
